@@ -7,10 +7,11 @@ second pass with tracemalloc (NumPy reports its allocations to it), so that trac
 """
 
 import argparse
-import time
 import tracemalloc
+from collections.abc import Callable
 
 import numpy as np
+from turns import clocked
 
 from fedsim.models import build_model
 from fedsim.settings import ModelSettings
@@ -27,14 +28,9 @@ def client_states(clients: int) -> list[dict[str, np.ndarray]]:
     ]
 
 
-def best(function, repeats: int) -> float:
-    """The shortest of several times, in seconds."""
-    times = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        function()
-        times.append(time.perf_counter() - started)
-    return min(times)
+def best(function: Callable[[], object], repeats: int) -> float:
+    """The shortest of several times, in wall seconds."""
+    return min(clocked(function)() for _ in range(repeats))[0]
 
 
 def main() -> None:

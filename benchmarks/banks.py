@@ -82,7 +82,7 @@ def timed_step(row: str, args: argparse.Namespace) -> Callable[[], None]:
     space.net.train()
     round.terms = [function for term in space.recipe.terms if (function := term.begin(round)) is not None]
     round.objective, round.update = space.recipe.objective.begin(round), space.recipe.update.begin(round)
-    step = space.recipe.client.begin(round)
+    step = space.recipe.step.begin(round)
     augment = space.recipe.augment
     transfer = augment.begin(round) if augment else None
     rng = np.random.default_rng(0)

@@ -7,7 +7,7 @@ Every message of a deployed run starts a new process. Each repetition starts a n
 client process imports, loads the app, opens cached data and takes one step. The import of PyTorch is measured in the
 same way. Wall seconds and processor seconds are printed; on a busy machine only processor seconds are useful.
 
-With --run it is the command `fedsim run` on a terminal, beside an import of PyTorch alone: wall seconds to its first
+With --run it is the command `fedsim run` on a terminal, next to an import of PyTorch alone: wall seconds to its first
 line and to its end, and processor seconds.
 """
 
@@ -16,12 +16,13 @@ import itertools
 import json
 import os
 import pty
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+from turns import Turn, medians, take_turns
 
 STAGES = ("import torch", "import flwr", "import fedsim", "open data and model", "first step")
 
@@ -38,11 +39,18 @@ def child(settings: str, state: str) -> None:
     import fedsim.apps.client as client_app
 
     marks.append(mark())
-    from torch.optim.optimizer import register_optimizer_step_post_hook
+    from clients.parts import LocalRound
 
     message, context = order(settings, state)
     stepped: list[tuple[float, float]] = []
-    register_optimizer_step_post_hook(lambda *words: stepped or stepped.append(mark()))
+    apply_gradients = LocalRound.apply_gradients
+
+    def stepping(round: LocalRound, loss: object) -> None:
+        """Take a step, and note when the first one has ended."""
+        apply_gradients(round, loss)
+        stepped.append(mark())
+
+    LocalRound.apply_gradients = stepping
     client_app.space_of(message, context)
     client, _ = client_app.client_of(message, context)
     marks.append(mark())
@@ -102,21 +110,53 @@ def on_a_terminal(words: list[str]) -> tuple[float, float, float]:
 
 def start_of_a_run(config: str, overrides: list[str], repeats: int) -> None:
     """Print the medians of the command and of an import of PyTorch, which take turns."""
-    rows: dict[str, list[tuple[float, float, float]]] = {"import torch": [], f"fedsim run {config}": []}
-    options = [word for override in overrides for word in ("--set", override)]
+    options = []
+    for override in overrides:
+        options += ["--set", override]
+    numbers = itertools.count()
     with tempfile.TemporaryDirectory() as folder:
-        for number in range(repeats + 1):  # the first one fills the caches and is not counted
-            run = ["-m", "fedsim", "run", config, *options, "--output", f"{folder}/{number}"]
-            for name, words in zip(rows, (["-c", "import torch"], run), strict=True):
-                rows[name].append(on_a_terminal(words))
-    for name, times in rows.items():
-        first, end, processor = (statistics.median(row[place] for row in times[1:]) for place in range(3))
+
+        def command() -> Turn:
+            words = ["-m", "fedsim", "run", config, *options, "--output", f"{folder}/{next(numbers)}"]
+            return on_a_terminal(words)
+
+        sides = {"import torch": lambda: on_a_terminal(["-c", "import torch"]), f"fedsim run {config}": command}
+        turns = take_turns(sides, repeats, uncounted=1)  # the first one fills the caches
+    for name, times in turns.items():
+        first, end, processor = medians(times)
         line = f"first line after {first:.2f} s, " if first else ""
         print(f"{name}: {line}end after {end:.2f} s (wall), {processor:.2f} processor seconds")
 
 
+def start_of_a_client(config: str, overrides: list[str], repeats: int) -> None:
+    """Print the medians of the stages of a client app's start, and what they take above an import of PyTorch."""
+    from fedsim.runs.plan import complete
+    from fedsim.settings.experiment import read_experiment
+
+    settings = complete(read_experiment(config, ["run.device=cpu", *overrides])).toml()
+    starts = []
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "settings.toml").write_text(settings)
+        for number in range(repeats + 1):
+            starts.append(start_of_a_child(folder, number))
+    print(f"{config} {' '.join(overrides)}: median of {repeats}, seconds (wall / processor)")
+    stages = [medians(stage) for stage in zip(*starts[1:], strict=True)]  # the first one fills the caches
+    for name, (wall, processor) in zip(("start Python", *STAGES), stages, strict=True):
+        print(f"  {name:22}{wall:7.2f} /{processor:6.2f}")
+    wall, processor = (sum(times) for times in zip(*stages[:1], *stages[2:], strict=True))
+    print(f"  {'above import torch':22}{wall:7.2f} /{processor:6.2f}")
+
+
+def start_of_a_child(folder: str, number: int) -> list[Turn]:
+    """The (wall, processor) seconds of each stage of one client app in a process of its own."""
+    environment = {**os.environ, "COLD_STARTED": repr(time.time())}
+    command = [sys.executable, __file__, "child", f"{folder}/settings.toml", f"{folder}/state{number}"]
+    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 def main() -> None:
-    """Repeat cold starts and print the medians of their stages."""
+    """Measure a client app's start, or with --run a command's."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", action="store_true", help="the command `fedsim run` in place of a client app")
     parser.add_argument("--config", default="")
@@ -125,28 +165,8 @@ def main() -> None:
     words = parser.parse_args()
     if words.run:
         start_of_a_run(words.config or "hospitals", words.set or ["train.rounds=1"], words.repeats)
-        return
-    words.config = words.config or "digits"
-    from fedsim.runs.plan import complete
-    from fedsim.settings.experiment import read_experiment
-
-    settings = complete(read_experiment(words.config, ["run.device=cpu", *words.set])).toml()
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "settings.toml").write_text(settings)
-        for number in range(words.repeats + 1):  # the first one fills the caches and is not counted
-            environment = {**os.environ, "COLD_STARTED": repr(time.time())}
-            command = [sys.executable, __file__, "child", f"{folder}/settings.toml", f"{folder}/state{number}"]
-            done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
-            rows.append(json.loads(done.stdout.splitlines()[-1]))
-    print(f"{words.config} {' '.join(words.set)}: median of {words.repeats}, seconds (wall / processor)")
-    medians = [
-        [statistics.median(row[stage][kind] for row in rows[1:]) for kind in (0, 1)] for stage in range(len(rows[0]))
-    ]
-    for name, (wall, processor) in zip(("start Python", *STAGES), medians):
-        print(f"  {name:22}{wall:7.2f} /{processor:6.2f}")
-    above = [sum(row[kind] for row in medians) - medians[1][kind] for kind in (0, 1)]
-    print(f"  {'above import torch':22}{above[0]:7.2f} /{above[1]:6.2f}")
+    else:
+        start_of_a_client(words.config or "digits", words.set, words.repeats)
 
 
 if __name__ == "__main__":

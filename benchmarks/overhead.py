@@ -12,9 +12,7 @@ at 64 pixels.
 
 import argparse
 import itertools
-import statistics
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +20,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from turns import Turn, clocked, medians, paired_ratio, say, take_turns
 
 from fedsim.data import client_names, load_client, load_target
 from fedsim.data.augment import make_transforms, to_float
@@ -155,22 +154,20 @@ def main() -> None:
         experiment = experiment_for(options.model, folder, rounds, options.threads)
         bare_loop(experiment.replace(train={"rounds": 1}))  # imports, fills the image cache and the allocator's memory
         launch(experiment.replace(train={"rounds": 1}, run={"output": str(folder / "warm")}))
-        bare, ours = [], []
-        for repeat in range(options.repeats):
-            started = time.perf_counter()
-            bare_loop(experiment)
-            bare.append(time.perf_counter() - started)
+        numbers = itertools.count()
+
+        def ours() -> Turn:
             close_workspaces()
-            started = time.perf_counter()
-            launch(experiment.replace(run={"output": str(folder / f"run{repeat}")}))
-            ours.append(time.perf_counter() - started)
-            print(f"repeat {repeat}: bare {bare[-1]:.2f} s, fedsim {ours[-1]:.2f} s", flush=True)
-    ratios = [mine / theirs for mine, theirs in zip(ours, bare)]
+            run = experiment.replace(run={"output": str(folder / f"run{next(numbers)}")})
+            return clocked(lambda: launch(run))()
+
+        sides = {"bare": clocked(lambda: bare_loop(experiment)), "fedsim": ours}
+        turns = take_turns(sides, options.repeats, show=say)
+    bare, fedsim = medians(turns["bare"])[0], medians(turns["fedsim"])[0]
     print(
-        f"{options.model}, {rounds} rounds, {options.threads} thread(s): bare {statistics.median(bare):.2f} s, "
-        f"fedsim {statistics.median(ours):.2f} s, ratio of medians "
-        f"{statistics.median(ours) / statistics.median(bare):.3f}, "
-        f"median of paired ratios {statistics.median(ratios):.3f}"
+        f"{options.model}, {rounds} rounds, {options.threads} thread(s): bare {bare:.2f} s, fedsim {fedsim:.2f} s, "
+        f"ratio of medians {fedsim / bare:.3f}, "
+        f"median of paired ratios {paired_ratio(turns['fedsim'], turns['bare']):.3f}"
     )
 
 

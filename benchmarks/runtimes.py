@@ -13,11 +13,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
 from rich.console import Console
 from rich.table import Table
+from turns import medians, say, take_turns
 
 MODELS = {"tiny": ["model.backbone=digits-cnn-bn"], "resnet18": ["model.backbone=resnet18", "data.image_size=8"]}
 NO_TRAINING = [
@@ -69,7 +71,7 @@ def read_rounds(file: Path) -> pd.DataFrame:
     return pd.read_csv(file) if file.stat().st_size else pd.DataFrame()
 
 
-Figures = dict[tuple[str, str], tuple[float, float]]  # (model, runtime) -> the result of `measure`
+Figures = dict[tuple[str, str], list[float]]  # (model, runtime) -> the result of `measure`
 
 
 def show(results: Figures, models: list[str], runtimes: list[str], rounds: int) -> None:
@@ -94,17 +96,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1)
     wanted = parser.parse_args()
     models, runtimes = wanted.models.split(","), wanted.runtimes.split(",")
-    runs = {(model, runtime): [] for model in models for runtime in runtimes}
-    for _ in range(wanted.repeats):
-        for (model, runtime), measured in runs.items():
-            seconds, first = measure(runtime, model, wanted.rounds)
-            measured.append((seconds, first))
-            print(f"{model} {runtime}: {1000 * seconds:.1f} ms per round, round 1 after {first:.1f} s", flush=True)
-    results = {
-        key: tuple(statistics.median(values) for values in zip(*measured, strict=True))
-        for key, measured in runs.items()
-    }
-    show(results, models, runtimes, wanted.rounds)
+    sides = {}
+    for model in models:
+        for runtime in runtimes:
+            sides[model, runtime] = partial(measure, runtime, model, wanted.rounds)
+    measured = take_turns(sides, wanted.repeats, show=say)
+    show({key: medians(turns) for key, turns in measured.items()}, models, runtimes, wanted.rounds)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
     python benchmarks/steps.py --methods all --write fedsim/methods/step_costs.csv        (what `fedsim methods` shows)
     python benchmarks/steps.py --methods fedavg,elcfs --data digit-masks --backbone unet-small --size 48 --bottleneck 0
     python benchmarks/steps.py --methods fedclip,promptfl,fedapt,plan --backbone tiny-clip --head text --bottleneck 0 \
-        --train head                                          (rows that learn texts, beside FedCLIP on the same CLIP)
+        --train head                                          (rows that learn texts, next to FedCLIP on the same CLIP)
     python benchmarks/steps.py --table csac-table-3 --record      (the times that `fedsim sweep TABLE --dry-run` uses)
 
 Ratios are to the first row. Each repetition measures every row once, so that other programs slow all rows equally; the
@@ -28,14 +28,14 @@ in step_costs.csv.
 """
 
 import argparse
-import statistics
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 from step_data import RandomData, collected_records, made_up_records
 from step_tables import record, table_experiments, write_costs, written_costs
+from turns import PROCESSOR, WALL, clocked, medians, paired_ratio, take_turns
 
 from clients.optimizers import make_optimizer
 from clients.parts import LocalRound, StepFunction
@@ -108,30 +108,38 @@ def timed_step(experiment: Experiment, device: torch.device) -> Callable[[], Non
         module.eval()
     with torch.no_grad():
         net(data.images)  # so that the running statistics are not the initial 0 and 1
-    for number, phase in enumerate([recipe.client.prelude, "train", "train"]):
+    for number, phase in enumerate([recipe.step.prelude, "train", "train"]):
         if not phase:
             continue
         store.open_round(number)
         round = local_round(recipe, experiment, net, data, phase, number, store)
-        round.terms = [function for term in recipe.terms if (function := term.begin(round)) is not None]
-        round.objective, round.update = recipe.objective.begin(round), recipe.update.begin(round)
-        step = recipe.client.begin(round)
-        round.after_step += [part.begin(round) for part in recipe.companions if part.acts(phase)]
-        data.augment = recipe.augment.begin(round) if recipe.augment else None
-
-        def take(step: StepFunction = step, beside: list = round.after_step) -> None:
-            batch = data.batch()
-            step(batch)
-            for function in beside:
-                function(batch)
-            for hook in hooks:
-                hook()
-
+        take = opened_step(recipe, round, data, hooks)
         if number < 2:
             take()
             for part in recipe.client_parts():
                 part.end(round)
             store.commit()
+    return take
+
+
+def opened_step(
+    recipe: Recipe, round: LocalRound, data: RandomData, hooks: list[Callable[[], object]]
+) -> Callable[[], None]:
+    """A function that takes one step of an opened round, with all that follows an update."""
+    round.terms = [function for term in recipe.terms if (function := term.begin(round)) is not None]
+    round.objective, round.update = recipe.objective.begin(round), recipe.update.begin(round)
+    step: StepFunction = recipe.step.begin(round)
+    round.after_step += [part.begin(round) for part in recipe.companions if part.acts(round.phase)]
+    data.augment = recipe.augment.begin(round) if recipe.augment else None
+
+    def take() -> None:
+        batch = data.batch()
+        step(batch)
+        for function in round.after_step:
+            function(batch)
+        for hook in hooks:
+            hook()
+
     return take
 
 
@@ -160,34 +168,29 @@ def compare(
 
     Returns the medians and the ratios of the kind of time on which other processes have the least influence.
     """
-    times: dict[str, list[float]] = {name: [] for name in rows}
-    processor: dict[str, list[float]] = {name: [] for name in rows}
-    for repetition in range(repeats + 2):  # the first two are not counted
-        for name, take in rows.items():
-            started, busy = time.perf_counter(), time.process_time()
-            take()
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-            if repetition >= 2:
-                times[name].append(time.perf_counter() - started)
-                processor[name].append(time.process_time() - busy)
-    first = next(iter(times))
-    fair = processor if device.type == "cpu" else times
+    sides = {name: clocked(partial(finished, take, device)) for name, take in rows.items()}
+    turns = take_turns(sides, repeats, uncounted=2)
+    first = next(iter(turns.values()))
     print(f"{'row':32} {'best ms':>9} {'median ms':>10} {'ratio':>7} {'best/best':>10} {'cpu ratio':>10}")
-    for name, values in times.items():
+    for name, times in turns.items():
+        best, median = min(wall for wall, _ in times), medians(times)[WALL]
+        best_ratio = best / min(wall for wall, _ in first)
+        ratios = [paired_ratio(times, first, place) for place in (WALL, PROCESSOR)]
         print(
-            f"{name:32} {1e3 * min(values):9.1f} {1e3 * statistics.median(values):10.1f} "
-            f"{paired(values, times[first]):7.3f} {min(values) / min(times[first]):10.3f} "
-            f"{paired(processor[name], processor[first]):10.3f}"
+            f"{name:32} {1e3 * best:9.1f} {1e3 * median:10.1f} {ratios[WALL]:7.3f} {best_ratio:10.3f} "
+            f"{ratios[PROCESSOR]:10.3f}"
         )
-    alone = processor if device.type == "cpu" and torch.get_num_threads() == 1 else times
-    medians = {name: 1e3 * statistics.median(values) for name, values in alone.items()}
-    return medians, {name: paired(values, fair[first]) for name, values in fair.items()}
+    fair = PROCESSOR if device.type == "cpu" else WALL
+    alone = PROCESSOR if device.type == "cpu" and torch.get_num_threads() == 1 else WALL
+    middle = {name: 1e3 * medians(times)[alone] for name, times in turns.items()}
+    return middle, {name: paired_ratio(times, first, fair) for name, times in turns.items()}
 
 
-def paired(values: list[float], reference: list[float]) -> float:
-    """Median over repetitions of the ratio within one repetition."""
-    return statistics.median(value / base for value, base in zip(values, reference, strict=True))
+def finished(take: Callable[[], None], device: torch.device) -> None:
+    """Take a step, and wait until a GPU has done it."""
+    take()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
 
 
 def time_table(args: argparse.Namespace, device: torch.device) -> None:
@@ -234,8 +237,8 @@ def compare_groups(methods: list[str], args: argparse.Namespace, device: torch.d
             write_costs(args.write, ratios, setting)
 
 
-def main() -> None:
-    """Command line."""
+def arguments() -> argparse.Namespace:
+    """The command line; without a table `methods` names the rows afterwards."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--methods", default="", help="rows of METHODS, the first is the reference (fedavg,fedig,fedig-a); all"
@@ -245,7 +248,7 @@ def main() -> None:
     parser.add_argument("--record", action="store_true", help="with --table: write fedsim/studies/step_times.csv")
     parser.add_argument("--write", type=Path, help="write the ratios to this table")
     parser.add_argument("--again", action="store_true", help="with --write: measure what the table has, too")
-    parser.add_argument("--group", type=int, default=8, help="rows that are measured in turn, beside the first one")
+    parser.add_argument("--group", type=int, default=8, help="rows that are measured in turn, besides the first one")
     parser.add_argument("--data", default="pacs", help="data set whose classes, channels and task are taken")
     parser.add_argument("--inference", action="store_true", help="time prediction instead of a training step")
     parser.add_argument("--rules", default="", help="with --inference: other infer parts, on the last row")
@@ -259,14 +262,23 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     args = parser.parse_args()
+    if not args.table:
+        names = list(METHODS) if args.methods == "all" else (args.methods or "fedavg,fedig,fedig-a").split(",")
+        if args.write and names[0] != "fedavg":
+            parser.error("--write takes ratios to FedAvg's step: name fedavg first in --methods")
+        args.methods = ",".join(names)
+    return args
+
+
+def main() -> None:
+    """Measure a table's rows, inference rules, or the steps of rows."""
+    args = arguments()
     torch.set_num_threads(args.threads)
     device = torch.device(args.device)
     if args.table:
         time_table(args, device)
         return
-    methods = list(METHODS) if args.methods == "all" else (args.methods or "fedavg,fedig,fedig-a").split(",")
-    if args.write and methods[0] != "fedavg":
-        parser.error("--write takes ratios to FedAvg's step: name fedavg first in --methods")
+    methods = args.methods.split(",")
     if args.inference:
         rows = {method: timed_inference(method, "", args, device) for method in methods}
         rows |= {

@@ -1,4 +1,4 @@
-"""Wall time of a sweep, start of its command included, beside bare PyTorch loops of the same cells on the same cores.
+"""Wall time of a sweep, start of its command included, next to bare PyTorch loops of the same cells on the same cores.
 
     python benchmarks/sweep_cells.py
     python benchmarks/sweep_cells.py --config pacs --preset imagenet-small --root PACS --methods fedavg \\
@@ -10,16 +10,16 @@ are those of `overhead.py`, which use SGD, as many at a time as the sweep has jo
 takes its cells one after the other and has imported everything and read its data before the clock starts, so that only
 the work of the cells counts. Both sides take turns. The goal is a ratio of at most 1.10.
 
-With --fixed it is what a cell costs beside its rounds: the processor seconds of all processes of a sweep whose cells
+With --fixed it is what a cell costs besides its rounds: the processor seconds of all processes of a sweep whose cells
 have one round, with 1 seed and with 21, and their difference by cell. The goal is at most 0.15 (Linux alone).
 """
 
 import argparse
 import ctypes
+import itertools
 import multiprocessing
 import os
 import resource
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,6 +29,7 @@ from pathlib import Path
 
 import torch
 from overhead import bare_loop
+from turns import medians, say, take_turns
 
 from fedsim.settings.experiment import Experiment
 from fedsim.studies.axes import Axes
@@ -103,10 +104,10 @@ def fixed_cost(config: str, methods: str, overrides: list[str], repeats: int) ->
         print(f"{cost:.3f} processor seconds for one more cell", flush=True)
 
 
-def main() -> None:
-    """Run both sides in turn and print the ratio of the medians."""
+def arguments() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--fixed", action="store_true", help="what a cell costs beside its rounds")
+    parser.add_argument("--fixed", action="store_true", help="what a cell costs besides its rounds")
     parser.add_argument("--config", default="")
     parser.add_argument("--preset", default="")
     parser.add_argument("--root", default="", help="folder of the images")
@@ -115,28 +116,47 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], dest="overrides")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=1)
-    asked = parser.parse_args()
+    return parser.parse_args()
+
+
+def sweep_words(config: str, methods: str, overrides: list[str], asked: argparse.Namespace) -> list[str]:
+    """The words of `fedsim sweep` for these cells, without its output folder."""
+    words = [config, "--methods", methods, "--targets", asked.targets, "--seeds", "0"]
+    for override in overrides:
+        words += ["--set", override]
+    if asked.preset:
+        words += ["--preset", asked.preset]
+    return words
+
+
+def compare(config: str, methods: str, asked: argparse.Namespace) -> None:
+    """Run the sweep and the bare loops of its cells in turn, and print the ratio of the medians."""
+    overrides = [*asked.overrides, "run.device=cpu"]
+    if asked.root:
+        overrides.append(f"data.root={asked.root}")
+    words = sweep_words(config, methods, overrides, asked)
+    axes = Axes(methods.split(","), asked.targets.split(","), [0])
+    numbers = itertools.count()
+    with tempfile.TemporaryDirectory() as name:
+        planned = plan_cells(config, axes, [*overrides, f"run.output={name}/plan"], asked.preset)
+        cells = [cell.experiment for cell in planned]
+        sides = {
+            "loops": lambda: (seconds_of_loops(cells, asked.jobs),),
+            "sweep": lambda: (seconds_of_sweep(words, asked.jobs, Path(name) / str(next(numbers))),),
+        }
+        turns = take_turns(sides, asked.repeats, show=say)
+    sweep, loops_alone = medians(turns["sweep"])[0], medians(turns["loops"])[0]
+    print(f"{len(cells)} cells, {asked.jobs} at a time: {3600 * len(cells) / sweep:.0f} cells an hour, ", end="")
+    print(f"{sweep / loops_alone:.3f} of the time of the bare loops")
+
+
+def main() -> None:
+    """Measure a whole sweep, or with --fixed what one more cell costs."""
+    asked = arguments()
     if asked.fixed:
         fixed_cost(asked.config or "hospitals", asked.methods or "fedavg,krum", asked.overrides, asked.repeats)
-        return
-    asked.config = asked.config or "digits"
-    asked.methods = asked.methods or LIKE_FEDAVG
-    overrides = [*asked.overrides, *([f"data.root={asked.root}"] if asked.root else []), "run.device=cpu"]
-    words = [asked.config, "--methods", asked.methods, "--targets", asked.targets, "--seeds", "0"]
-    words += [word for override in overrides for word in ("--set", override)]
-    words += ["--preset", asked.preset] if asked.preset else []
-    axes = Axes(asked.methods.split(","), asked.targets.split(","), [0])
-    ours, bare = [], []
-    with tempfile.TemporaryDirectory() as name:
-        planned = plan_cells(asked.config, axes, [*overrides, f"run.output={name}/plan"], asked.preset)
-        cells = [cell.experiment for cell in planned]
-        for repeat in range(asked.repeats):
-            bare.append(seconds_of_loops(cells, asked.jobs))
-            ours.append(seconds_of_sweep(words, asked.jobs, Path(name) / str(repeat)))
-            print(f"repeat {repeat}: loops {bare[-1]:.1f} s, sweep {ours[-1]:.1f} s", flush=True)
-    best = statistics.median(ours)
-    print(f"{len(cells)} cells, {asked.jobs} at a time: {3600 * len(cells) / best:.0f} cells an hour, ", end="")
-    print(f"{best / statistics.median(bare):.3f} of the time of the bare loops")
+    else:
+        compare(asked.config or "digits", asked.methods or LIKE_FEDAVG, asked)
 
 
 if __name__ == "__main__":

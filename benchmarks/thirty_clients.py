@@ -1,4 +1,4 @@
-"""Thirty clients of the digits CNN, five of ResNet-18, or a thousand with small pictures, beside a plain loop.
+"""Thirty clients of the digits CNN, five of ResNet-18, or a thousand with small pictures, next to a plain loop.
 
     python benchmarks/thirty_clients.py                                    (3 domains x 10, Dirichlet)
     python benchmarks/thirty_clients.py --ways one-process,default,ray,side-by-side,compiled --repeats 3
@@ -14,6 +14,7 @@ after the first, by the clock of `rounds.csv`.
 """
 
 import argparse
+import itertools
 import multiprocessing
 import statistics
 import tempfile
@@ -23,6 +24,7 @@ from pathlib import Path
 
 import torch
 from overhead import bare_loop, experiment_for, make_folder
+from turns import medians, say, take_turns
 
 from fedsim.records.callbacks import RunCallback
 from fedsim.runs.plan import complete
@@ -123,6 +125,19 @@ def ours(way: str, experiment: Experiment, folder: Path) -> tuple[float, float]:
     return time.perf_counter() - started, clock.round_seconds()
 
 
+def sides_of(experiment: Experiment, ways: list[str], folder: Path) -> dict[str, Callable[[], tuple[float, float]]]:
+    """What takes turns: bare loops with one and two threads, two at once, and the ways of fedsim."""
+    numbers = itertools.count()
+    sides = {
+        "bare loop, 1 thread(s)": lambda: bare(experiment, 1),
+        "bare loop, 2 thread(s)": lambda: bare(experiment, 2),
+        "two bare loops at once, halved": lambda: two_at_once(experiment),
+    }
+    for way in ways:
+        sides[way] = lambda way=way: ours(way, experiment, folder / f"{way}{next(numbers)}")
+    return sides
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -134,17 +149,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
     rounds = args.rounds or (30 if args.model.startswith("digits") else 4)
-    measured: dict[str, list[tuple[float, float]]] = {}
     with tempfile.TemporaryDirectory() as name:
         experiment = federation(args.model, Path(name), rounds)
         bare_loop(experiment.replace(train={"rounds": 1}))  # images are decoded and everything is imported
-        for repeat in range(args.repeats):
-            for threads in (1, 2):
-                measured.setdefault(f"bare loop, {threads} thread(s)", []).append(bare(experiment, threads))
-            measured.setdefault("two bare loops at once, halved", []).append(two_at_once(experiment))
-            for way in args.ways.split(","):
-                measured.setdefault(way, []).append(ours(way, experiment, Path(name) / f"{way}{repeat}"))
-    middle = {way: [statistics.median(each) for each in zip(*values)] for way, values in measured.items()}
+        measured = take_turns(sides_of(experiment, args.ways.split(","), Path(name)), args.repeats, show=say)
+    middle = {way: medians(turns) for way, turns in measured.items()}
     best = [min(middle[f"bare loop, {threads} thread(s)"][place] for threads in (1, 2)) for place in (0, 1)]
     print(f"{args.model}, {rounds} rounds, {args.repeats} repetition(s), torch {torch.__version__}")
     print(f"{'way':32} {'whole s':>9} {'ratio':>7} {'round s':>9} {'ratio':>7}")

@@ -17,11 +17,11 @@ of processor time, and says what a function takes with all that it calls, in mic
 
 import argparse
 import collections
+import itertools
 import signal
-import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -34,6 +34,7 @@ from rich.console import Console
 from rich.table import Table
 from thirty_clients import THOUSAND
 from torch import Tensor, nn
+from turns import Measured, Turn, clocked, paired_ratio, take_turns
 
 from fedsim.runs.plan import Plan, complete, resolve
 from fedsim.runs.target import TargetEvaluator
@@ -185,31 +186,30 @@ def seconds_of_rounds(experiment: Experiment, samples: Samples | None) -> float:
     return seconds[0]
 
 
-def seconds_of(work: Callable[[], object]) -> float:
-    """Seconds of the processor."""
-    started = time.process_time()
-    work()
-    return time.process_time() - started
-
-
-def measure(case: str, repeats: int) -> tuple[list[float], list[float], Samples, int]:
-    """(seconds of the bare loop, seconds of fedsim, samples of fedsim, clients times rounds) of a case, in turns."""
-    samples, bare_times, own_times = Samples(), [], []
+def measure(case: str, repeats: int) -> tuple[Measured, Samples, int]:
+    """(processor seconds of the turns of both sides, samples of fedsim, clients times rounds) of a case."""
+    samples, numbers = Samples(), itertools.count()
     with tempfile.TemporaryDirectory() as output:
         bare = BareLoop(experiment_of(case, output))
-        for number in range(repeats):
-            experiment = experiment_of(case, f"{output}/{number}")
+
+        def plain() -> Turn:
             set_threads(1)
-            bare_times.append(seconds_of(bare))
-            own_times.append(seconds_of_rounds(experiment, None))
+            _, processor = clocked(bare)()
+            return (processor,)
+
+        def ours() -> Turn:
+            return (seconds_of_rounds(experiment_of(case, f"{output}/{next(numbers)}"), None),)
+
+        turns = take_turns({"bare": plain, "fedsim": ours}, repeats)
         seconds_of_rounds(experiment_of(case, f"{output}/sampled"), samples)
-    return bare_times, own_times, samples, len(bare.data) * ROUNDS[case]
+    return turns, samples, len(bare.data) * ROUNDS[case]
 
 
-def show(case: str, bare: list[float], ours: list[float], samples: Samples, visits: int, most: int) -> None:
+def show(case: str, turns: Measured, samples: Samples, visits: int, most: int) -> None:
     """Prints the ratio, the own time of each client and round, and the list of functions."""
-    ratio = statistics.median(mine / plain for plain, mine in zip(bare, ours))
-    one, other = min(bare) / visits * 1e6, min(ours) / visits * 1e6
+    bare, ours = turns["bare"], turns["fedsim"]
+    ratio = paired_ratio(ours, bare)
+    one, other = min(bare)[0] / visits * 1e6, min(ours)[0] / visits * 1e6
     console = Console(width=120)
     console.print(
         f"{case}: {ratio:.2f} x the bare loop (median of {len(bare)} pairs); for each client and round "

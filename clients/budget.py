@@ -77,7 +77,7 @@ def local_plan(
 
 def _work_of(recipe: ClientRecipe, round: LocalRound, clients: int) -> TrainSettings:
     """What the step part asks for; the pooled client takes the steps of all clients."""
-    work = recipe.client.work(round)
+    work = recipe.step.work(round)
     return work.model_copy(update={"iterations": work.iterations * clients}) if recipe.pooled else work
 
 

@@ -29,7 +29,7 @@ class Identity:
 
     @classmethod
     def read(cls, peers: Path) -> "Identity":
-        """From the kit's file `peers` (lines `TYPE KEY DOMAIN`), and `key` beside it."""
+        """From the kit's file `peers` (lines `TYPE KEY DOMAIN`), and `key` next to it."""
         file = peers.with_name("key")
         try:
             key, public_keys = load_ssh_private_key(file.read_bytes(), None), {}

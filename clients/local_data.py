@@ -141,7 +141,7 @@ class LocalData:
 
     @property
     def is_plain(self) -> bool:
-        """Whether a batch without transfer draws nothing and is selected from images that lie beside their labels."""
+        """Whether a batch without transfer draws nothing and is selected from images that lie next to their labels."""
         return self.transforms.augment == NOTHING and not self.shifted and self.images.device == self.labels.device
 
     def normalize(self, images: Tensor) -> Tensor:

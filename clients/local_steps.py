@@ -92,7 +92,7 @@ class BestIterate:
     There are `checks` evenly spaced validations per round (every 20 of 200 steps: 10), the last one after the last
     step. Only a strict improvement counts, so that the first of equal models is kept. The whole state is restored to
     the best check: weights, running statistics, adapters. The optimizer's buffers remain those of the last step, and so
-    do the models that a part keeps beside the network. FedNova and SCAFFOLD count the steps up to that check. A
+    do the models that a part keeps besides the network. FedNova and SCAFFOLD count the steps up to that check. A
     client's personal layers take part in its validation. 0 checks keep the last model and cost nothing.
 
     Source: the client-level selection of FedIG-A.

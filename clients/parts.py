@@ -57,7 +57,7 @@ class ClientPart(Part):
 
     banks: as `bank`, for a part that contributes to several banks; `round.asked` says to which one
     personal: the store entry in which this part keeps a personal model, as tensors by the network's own names (all of
-    them or some; the received model fills the rest). Such a model is validated in every evaluation phase beside the
+    them or some; the received model fills the rest). Such a model is validated in every evaluation phase besides the
     received one, recorded in the columns `personal_accuracy` and `personal_loss`, and written to a file at the end of
     the run with `run.keep_personal`. Empty: there is none
     keeps_last_iterate: `end` sees the model of the last step, also where an earlier one is sent (`train.local_checks`)
@@ -146,7 +146,7 @@ class LocalUpdate(ClientPart):
 
 
 class Companion(ClientPart):
-    """Does something beside the step, after each update, that does not change the shared model."""
+    """Does something besides the step, after each update, that does not change the shared model."""
 
     side_by_side: ClassVar[bool] = False
 

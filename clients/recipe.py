@@ -34,7 +34,7 @@ class ClientRecipe(ServerRecipe):
     objective: Objective = SupervisedLoss()
     update: LocalUpdate = OneGradient()
     companions: tuple[Companion, ...] = ()
-    client: Step = SupervisedStep()
+    step: Step = SupervisedStep()
     terms: tuple[Term, ...] = ()
     batches: Batches = Shuffled()
     augment: Augment | None = None
@@ -47,7 +47,7 @@ class ClientRecipe(ServerRecipe):
     @property
     def prelude(self) -> str:
         """The training phase before round 1; empty: none."""
-        return self.client.prelude
+        return self.step.prelude
 
     def client_parts(self) -> list[ClientPart]:
         """The parts that act on a client."""

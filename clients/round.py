@@ -45,9 +45,13 @@ class LocalClient:
     Personal tensors (places `upload` and `local`) come from the store, at the first participation from the initial
     model. Frozen tensors are in the network since it was built, and nothing ever changes them.
 
+    view: the network that all clients of the process share
+    places: the place of every tensor of the network (see Share.place)
+    initial: the personal tensors of the initial model
     clients: the names of all source clients, in the order of the domains
     source_clients: the number of clients that hold source data; all those that a pooled client represents are counted
     build_net: a function that makes the run's initial network
+    compiled: the compiled step, if steps are compiled
     """
 
     experiment: Experiment
@@ -67,10 +71,11 @@ class LocalClient:
         self.counts: list[int] = [self.data.examples]  # training images of every client
         self.spent: list[Amount] = []  # work of the current round
         self.cut: dict[str, Cut] = {}  # the cuts of shared tensors that this client gets in the round only in part
-        self.warm: dict[str, tuple[Hashable, Any]] = {}
-        self.records: dict[str, dict[str, np.ndarray]] = {}
-        self.outbox: dict[str, dict[str, np.ndarray]] = {}
+        self.warm: dict[str, tuple[Hashable, Any]] = {}  # what parts keep in memory between rounds
+        self.records: dict[str, dict[str, np.ndarray]] = {}  # of the banks, as received
+        self.outbox: dict[str, dict[str, np.ndarray]] = {}  # the records that the reply takes along
         self.stored = 0  # the number of store entries written with the last reply
+        # The store entries that are models of the client's own.
         self.personal = [part.personal for part in self.recipe.client_parts() if part.personal]
 
     @property
@@ -115,7 +120,7 @@ class LocalClient:
         metrics: dict[str, float] = {}
         for report in self.recipe.reports:
             metrics |= report.before(round)
-        if round.phase == "train" and self.recipe.client.lacks(round):
+        if round.phase == "train" and self.recipe.step.lacks(round):
             initial = self.build_net().state_dict()  # a client that joins late starts from it, like the others
             load_arrays(self.state, {name: value.numpy() for name, value in initial.items()}, list(initial))
             self._take_steps(round.for_phase(self.recipe.prelude))
@@ -263,7 +268,7 @@ class LocalClient:
         begun = [term.begin(round) for term in recipe.terms if term.acts(round.phase)]
         round.terms = [term for term in begun if term]
         round.objective, round.update = recipe.objective.begin(round), recipe.update.begin(round)
-        step = recipe.client.begin(round)
+        step = recipe.step.begin(round)
         round.after_step += [part.begin(round) for part in recipe.companions if part.acts(round.phase)]
         return step, recipe.augment.begin(round) if recipe.augment else None
 

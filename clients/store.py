@@ -182,7 +182,7 @@ class ClientStore:
     def _write(self, name: str, tensors: StateDict) -> None:
         self._claim()
         path, aside = self._path(name, self._round), self._at() / f".{os.getpid()}.tmp"
-        aside.mkdir(exist_ok=True)  # safetensors writes under a random name beside the file, which a kill would leave
+        aside.mkdir(exist_ok=True)  # safetensors writes under a random name next to the file, which a kill would leave
         try:
             with writing(path):
                 save_file(tensors, aside / path.name, metadata={"entry": json.dumps(name)})

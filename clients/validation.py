@@ -32,7 +32,7 @@ def validation(
 ) -> tuple[dict[str, float], float, float]:
     """({metric: value}, loss, primary metric) of the present network on the validation split.
 
-    The metrics are the primary one, what the task measures beside it and, where `run.select_by` names a metric of
+    The metrics are the primary one, what the task measures besides it and, where `run.select_by` names a metric of
     classes, this one. It costs a second pass over the images, and is the mean over the domains on whose images it is
     defined. A metric that is defined on none is left out; the primary metric is then NaN.
     """

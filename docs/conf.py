@@ -36,7 +36,8 @@ def as_written(app, what, name, obj, options, lines) -> None:
 
 def included(app, relative_path, parent, content) -> None:
     """Pages that are included from the package link to files next to them, which have other names here."""
-    for there, here in (("(DEPLOY.md)", "(deployment.md)"), ("(SECURITY.md)", "(security.md)"), ("(../../docs/", "(")):
+    pages = {"DEPLOY": "deployment", "SECURITY": "security", "SECURITY-DETAILS": "security-details"}
+    for there, here in [*((f"({old}.md", f"({new}.md") for old, new in pages.items()), ("(../../docs/", "(")]:
         content[0] = content[0].replace(there, here)
 
 

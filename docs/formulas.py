@@ -13,11 +13,14 @@ class StopError(Exception):
 
 
 def inside_sum(product: list[str], below: str) -> int:
-    """The place in a product where a fraction begins: behind the sum whose index its denominator has, else at 0."""
+    """The place in a product where a fraction begins: behind the sum whose index its denominator has, else at 0.
+
+    A denominator that is itself a sum over this index takes the whole sum as its numerator.
+    """
     for place in range(len(product) - 1, 0, -1):
         index = re.fullmatch(r"\\sum\s*(_\{\w\})\s*", product[place - 1])
         if index and index[1] in below:
-            return place
+            return place - 1 if re.search(rf"\\sum\s*{re.escape(index[1])}", below) else place
     return 0
 
 
@@ -70,7 +73,8 @@ class Reader:
         if token.kind == "number" and product and product[-1].strip() in GREEK.values():
             raise StopError  # "gamma 1" are two words
         if token.text != "/":
-            return [*product, self.scripted(self.atom(), token)]
+            gap = "\\," * (token.text == "[" and token.before and bool(product))  # a shape is no index
+            return [*product, gap + self.scripted(self.atom(), token)]
         if not product or token.before != token.after:
             raise StopError
         kept = self.place

@@ -45,7 +45,7 @@ def leaves(recipe: Recipe) -> str:
 
 def tasks(recipe: Recipe) -> str:
     """The tasks that all parts of a recipe can have."""
-    return ", ".join(task for task in Recipe().client.tasks if all(task in part.tasks for _, part in recipe.pairs))
+    return ", ".join(task for task in Recipe().step.tasks if all(task in part.tasks for _, part in recipe.pairs))
 
 
 def methods_table(groups: dict[str, list[MethodRow]]) -> str:

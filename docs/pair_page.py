@@ -11,7 +11,7 @@ from fedsim.parts.part import part_name
 HEAD = """# Objectives, updates and steps
 
 An objective says what the loss of a batch is, an update how the loss moves the weights, and a companion what is trained
-beside it. The table shows every pair of them, and every whole step, as the combination of two rows (`fedsim run digits
+next to it. The table shows every pair of them, and every whole step, as the combination of two rows (`fedsim run digits
 --method jigen+fedsam`). A number stands for the reason below the table for which a pair is refused. This page is made
 from the code.
 
@@ -31,8 +31,8 @@ def rows_with(*slots: str) -> dict[str, str]:
 
 def pair_page() -> str:
     """The page as Markdown."""
-    across = rows_with("update", "companions", "client")
-    down = rows_with("objective", "client")
+    across = rows_with("update", "companions", "step")
+    down = rows_with("objective", "step")
     heads = [f"{part.replace('_', ' ')}<br>{row}" for part, row in across.items()]
     lines = [
         f"| | {' | '.join(heads)} |",

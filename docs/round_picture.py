@@ -41,7 +41,7 @@ PLACES = {
     "terms": Slot(346, 136, CLIENT, "more loss"),
     "update": Slot(346, 166, CLIENT, "each step"),
     "companions": Slot(346, 196, CLIENT, "more nets"),
-    "client": Slot(346, 226, CLIENT, "whole step"),
+    "step": Slot(346, 226, CLIENT, "whole step"),
     "norm": Slot(14, 236, MODEL, "normalization"),
     "inserts": Slot(14, 266, MODEL, "added layers"),
     "infer": Slot(14, 350, MODEL, "how the model predicts there"),

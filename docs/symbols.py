@@ -12,6 +12,7 @@ STOPS = (",", ".", ";", ":", ")")
 WORDS = {
     "mean",
     "median",
+    "argmax",
     "grad",
     "floor",
     "ceil",
@@ -67,7 +68,7 @@ def symbol(name: str, small: bool = False) -> str:
     numbered = re.fullmatch(r"([A-Za-z]+)(\d+)", base)
     if numbered and (len(numbered[1]) == 1 or numbered[1] in GREEK):
         return f"{GREEK.get(numbered[1], numbered[1])}_{{{numbered[2]}}}{after}"
-    if len(base) == 1 or (small and re.fullmatch(r"[ijkdys]{2}", base)):
+    if len(base) == 1 or (small and re.fullmatch(r"[ijkdys]{2}|[ab]{2}", base)):
         return f"{base}{after}"
     upright = "mathrm" if small else "operatorname" if base in WORDS or base.isupper() else "mathrm"
     return f"\\{upright}{{{base.replace('_', chr(92) + '_')}}}{after} "

@@ -11,11 +11,15 @@ from docutils import nodes
 from formulas import Reader
 from latex2mathml.converter import convert
 from sphinx.writers.html5 import HTML5Translator
-from symbols import GREEK, TOKEN, Token
+from symbols import CLOSING, GREEK, TOKEN, Token
 
-LETTERS = r'(?:<mi mathvariant="normal">\w</mi>){2,}'
-# An upright word that is no base of a script, and a symbol after it.
-WORD = re.compile(rf"(?<!<msub>)(?<!<msup>)(?<!<msubsup>)<mrow>({LETTERS})</mrow>(?=<m(?:i|row|sub|sup|subsup)>)")
+# A name of several letters, and what may stand beside it without an operator.
+NAMED = r'(?:<mrow>(?:<mi mathvariant="normal">\w</mi>){2,}</mrow>|<mi>\w{2,}</mi>)'
+BEFORE_NAME = re.compile(rf"(</m(?:i|n|row|sub|sup|subsup|frac)>)(?=(?:<m(?:sub|sup|subsup)>)?{NAMED})")
+AFTER_NAME = re.compile(
+    rf"(?<!<msub>)(?<!<msup>)(?<!<msubsup>)({NAMED})(?=<m(?:i|n|sub|sup|subsup|frac)>|<mrow>(?!<mo))"
+)
+SPACE = r'\1<mspace width="0.2em"/>'
 LONG = 60  # characters of LaTeX, from which on a formula may be broken between its terms
 ARROWS = {"<-": "←", "->": "→", ">=": "≥", "<=": "≤"}
 
@@ -39,9 +43,14 @@ def typeset(text: str, escaped: Callable[[str], str]) -> str:
             done, place = end, reader.place
         else:
             place += 1
-            while place < len(tokens) and not tokens[place].before and tokens[place].kind in ("name", "number"):
+            while place < len(tokens) and tokens[place].kind in ("name", "number") and not free(tokens, place):
                 place += 1  # a formula does not begin in the middle of a word
     return shown + words(text[done:], escaped)
+
+
+def free(tokens: list[Token], place: int) -> bool:
+    """Whether a token is behind white space or behind a bracket that opens."""
+    return tokens[place].before or tokens[place - 1].text in CLOSING
 
 
 def words(text: str, escaped: Callable[[str], str]) -> str:
@@ -57,9 +66,9 @@ def spaced(text: str, place: int) -> bool:
 def tells(run: str) -> bool:
     """Whether a run of symbols is a formula beyond doubt: it has a script, a relation, or a Greek letter."""
     known = any(re.sub(r"\d", "", name) in GREEK for name in re.findall(r"[A-Za-z0-9]+", run))
-    without = re.sub(r"\b[a-z]{2,}(_[a-z]{3,})+", "name", run)  # names of settings
+    without = re.sub(r"\b[a-z]+(_[a-z]{3,})+", "name", run)  # names of settings
     return known or bool(
-        re.search(r"[\w)][_^][\w({]|<-|->| ([=*~+<>]|[<>!]=) |[\d)] / | / [\d(]|\|\||\w\(\w\)", without)
+        re.search(r"[\w)'][_^][\w({]|<-|->| ([=*~+<>]|[<>!]=) |[\d)] / | / [\d(]|\|\||\w\(\w\)", without)
     )
 
 
@@ -70,8 +79,8 @@ def roles(terms: list[str]) -> str:
 
 
 def mathml(latex: str) -> str:
-    """A formula as MathML. A sign at its beginning joins it to the one before, and a word has a space after it."""
-    spaced_words = WORD.sub(r'<mrow>\1<mspace width="0.2em"/></mrow>', convert(latex))
+    """A formula as MathML. A sign at its beginning joins it to the one before, and names have spaces around them."""
+    spaced_words = AFTER_NAME.sub(SPACE, BEFORE_NAME.sub(SPACE, convert(latex)))
     found = re.sub(
         r"(<mrow>)<mo>(&#x0002B;|&#x02212;|&#x0003D;|&#x02190;)", r'\1<mo form="infix">\2', spaced_words, count=1
     )

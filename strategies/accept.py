@@ -1,4 +1,4 @@
-"""Decides which replies of a phase are used. After it nothing is checked again but what a part or the model can break.
+"""Decides which replies of a phase are used. Later only what a part refuses, and the new model, are checked.
 
 What one reply must look like stands in strategies/wire/reply_checks.py. Here replies of one phase are held against each
 other, in this order; who is refused is that client's failure, and the others go on:
@@ -11,13 +11,13 @@ other, in this order; who is refused is that client's failure, and the others go
 An update's size is the L2 norm of its difference to the model from which it started.
 """
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from flwr.app import Message, RecordDict
 
-from fedsim.tensors.records import metrics_of
 from strategies.attacks import attack
 from strategies.banks.checks import layout_of, owned
 from strategies.participation import lost
@@ -26,7 +26,7 @@ from strategies.server import Server
 from strategies.stored import Head, heads_of
 from strategies.wire.compression import decode_update
 from strategies.wire.cuts import crop, uncrop
-from strategies.wire.fused_check import finite_loss, is_ruined
+from strategies.wire.fused_check import is_ruined
 from strategies.wire.limits import (
     doubtful_losses,
     lower,
@@ -38,10 +38,13 @@ from strategies.wire.limits import (
 )
 from strategies.wire.reply_checks import (
     Expected,
+    RejectedReplyError,
     check_collected,
     check_update,
     check_validation,
     one_line,
+    refusing,
+    reported_loss,
 )
 from strategies.wire.round_notes import RoundNotes
 from strategies.wire.sites import implausible
@@ -110,20 +113,27 @@ class UpdateChecks:
 
         return decoded
 
-    def measure(self, update: Update) -> Update:
-        """Measures an update that passed its checks, and stores its tensors."""
-        server, client = self.server, update.client
-        cut = server.parts.cut(client)
+    def read(self, content: RecordDict, expected: Expected) -> Update:
+        """The update of a reply that passes every check of one reply, measured; raises RejectedReplyError."""
+        update = check_update(content, expected)
+        client, parts = update.client, self.server.parts
+        cut = parts.cut(client)
         if cut:
-            update.arrays = uncrop(update.arrays, cut, server.parts.start)
-        if not server.parts.recipe.fuse.masked:
-            self.sizes[client] = update_size(update.arrays, server.parts.start)
-        update.arrays = server.storage.put(update.arrays)
+            update.arrays = uncrop(update.arrays, cut, parts.start)
+        norms = {bank.name: model_norm(bank.compared(update.records[bank.name])) for bank in self.banks}
+        if not parts.recipe.fuse.masked:
+            self.sizes[client] = update_size(update.arrays, parts.start)
         for bank in self.banks:
-            record = update.records[bank.name]
-            self.layouts.setdefault(bank.name, {})[client] = layout_of(record)
-            self.norms.setdefault(bank.name, {})[client] = model_norm(bank.compared(record))
-            update.records[bank.name] = server.storage.put(record)
+            self.layouts.setdefault(bank.name, {})[client] = layout_of(update.records[bank.name])
+            self.norms.setdefault(bank.name, {})[client] = norms[bank.name]
+        return update
+
+    def store(self, update: Update) -> Update:
+        """The update with its tensors in the storage."""
+        storage = self.server.storage
+        update.arrays = storage.put(update.arrays)
+        for bank in self.banks:
+            update.records[bank.name] = storage.put(update.records[bank.name])
         return update
 
 
@@ -135,7 +145,7 @@ def accept_updates(server: Server, replies: Iterable[Message], model: Arrays) ->
     exchange = server.exchange
     checks = expect_updates(server, model)
     arriving = timed(replies, exchange.notes)
-    results, failures = exchange.check(check_update, arriving, "reply refused", checks.expect, checks.measure)
+    results, failures = exchange.check(checks.read, arriving, "reply refused", checks.expect, checks.store)
     updates = exchange.record_failures(results, failures)
     train, seed = server.experiment.train, server.experiment.run.seed
     for client in lost(train, list(updates), seed, exchange.notes.round):
@@ -262,9 +272,10 @@ def norms_of(bank: Bank, entries: Mapping[str, Arrays]) -> tuple[dict[str, float
     refused: dict[str, str] = {}
     for client, arrays in entries.items():
         try:
-            norms[client] = model_norm(bank.compared(arrays))
-        except RefusedUpdateError as error:
-            refused[client] = one_line(error.reason)
+            with refusing():
+                norms[client] = model_norm(bank.compared(arrays))
+        except RejectedReplyError as error:
+            refused[client] = str(error)
     return norms, refused
 
 
@@ -273,8 +284,12 @@ def norms_of(bank: Bank, entries: Mapping[str, Arrays]) -> tuple[dict[str, float
 
 @dataclass
 class Complaints:
-    """How many clients say that they cannot use a model: its loss is not finite there, or far too large."""
+    """How many clients say that they cannot use a model: its loss is not finite there, or far too large.
 
+    asked: how many clients were asked to validate it
+    """
+
+    asked: int
     not_finite: int = 0
     too_large: int = 0
 
@@ -287,17 +302,17 @@ class Complaints:
 def check_validations(server: Server, replies: Iterable[Message]) -> tuple[Validations, Failures, Complaints]:
     """(validations by client, failures by client, how many clients cannot use the model).
 
-    Nothing is recorded yet, because of a model that is taken back the clients are no failures. The replies of the
-    unseen domain are not among these.
+    Nothing is recorded yet: when the model is taken back, the clients have not failed. A complaint counts only in a
+    reply that has no other fault. The replies of the unseen domain are not among these.
     """
-    complaints = Complaints()
+    complaints = Complaints(server.exchange.asked)
     lowest, _ = server.state.of_part(LOWEST_LOSSES)
 
     def check(content: RecordDict, expected: Expected) -> dict[str, float]:
-        metrics = metrics_of(content)
-        if not finite_loss(metrics):
+        loss = reported_loss(content, expected)
+        if loss is not None and not math.isfinite(loss):
             complaints.not_finite += 1
-        elif is_ruined(metrics, lowest.get(expected.client)):
+        elif loss is not None and is_ruined(loss, lowest.get(expected.client)):
             complaints.too_large += 1
         return check_validation(content, expected)
 

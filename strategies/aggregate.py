@@ -212,7 +212,10 @@ class _Row:
 def _combine_blocks(
     blocks: Sequence[Sequence[Piece]], rows: "Sequence[StoredArrays | _Row]", shares: Arrays, outputs: Arrays
 ) -> None:
-    """Fills `outputs` on the given blocks: casts GROUP client rows to float64, adds their weighted sum, and repeats."""
+    """The sum over k of a_k * state_k, on the given blocks, which fills `outputs`.
+
+    GROUP rows of clients at a time are cast to float64, and their weighted sum is added.
+    """
     group = min(GROUP, len(rows))
     cast, total, partial = np.empty((group, BLOCK)), np.empty(BLOCK), np.empty(BLOCK)
     for pieces in blocks:

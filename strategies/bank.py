@@ -1,4 +1,4 @@
-"""The contract of banks: records that go to the clients beside the model, and come from them."""
+"""The contract of banks: records that go to the clients besides the model, and come from them."""
 
 from typing import ClassVar, Literal
 
@@ -6,14 +6,14 @@ from fedsim.parts.facts import Fact, Facts
 from fedsim.parts.part import Part
 from strategies.server_round import SERVER, ArrayDict, Arrays, Entries, ServerRound, Update
 
-# Records of messages beside those of the banks; a bank of such a name would replace one of them.
+# Records of messages besides those of the banks; a bank of such a name would replace one of them.
 RESERVED_RECORDS = frozenset({"arrays", "config", "echo", "metrics", "site", "state"})
 
 When = Literal["once", "before", "after", "round"]
 
 
 class Bank(Part):
-    """A named record that goes to the clients beside the model, with its own bytes in the results.
+    """A named record that goes to the clients besides the model, with its own bytes in the results.
 
     The server keeps it as {owner: arrays}, and in the checkpoint. It is filled in one of these ways:
 

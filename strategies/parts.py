@@ -199,7 +199,7 @@ class Fuse(Part):
         ...     def fuse(self, updates, weights, server):
         ...         return {name: np.max([each.arrays[name] for each in updates], axis=0) for name in updates[0].arrays}
         >>> photo, sketch = {"w": np.array([1.0, 5.0])}, {"w": np.array([2.0, 3.0])}
-    >>> updates = [Update("photo", 9, photo), Update("sketch", 1, sketch)]
+        >>> updates = [Update("photo", 9, photo), Update("sketch", 1, sketch)]
         >>> Largest().fuse(updates, {}, ServerRound(1, 5, ["photo", "sketch"], {}))
         {'w': array([2., 5.])}
     """

@@ -20,11 +20,12 @@ from fedsim.common.seeding import seed_library
 from fedsim.common.values import Row
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from strategies.accept import accept_contributions, accept_updates, accept_validations, check_validations
-from strategies.compute import compute, end_if_lost, take_back, useless
+from strategies.compute import compute
 from strategies.participation import trainers, validators
 from strategies.parts import ArrayDict, Bank, Update
 from strategies.server import Server
 from strategies.state import Snapshot
+from strategies.unusable import end_if_lost, refused_by_sites, take_back
 from strategies.wire.cuts import crop
 from strategies.wire.exchange import Encoder
 from strategies.wire.round_notes import RoundNotes
@@ -60,7 +61,10 @@ class RoundResult:
 
 
 def play_round(server: Server, grid: Grid, number: int, model: ArrayRecord) -> RoundResult:
-    """Plays a round that starts from `model`; a client's failure may end the run with its error."""
+    """Plays a round that starts from `model`; a client's failure may end the run with its error.
+
+    `compute_model` may have taken the round back (`take_back`). The clients then validate the model of before.
+    """
     exchange, parts = server.exchange, server.parts
 
     notes = exchange.begin(number)
@@ -81,9 +85,9 @@ def play_round(server: Server, grid: Grid, number: int, model: ArrayRecord) -> R
 
     answers = send(server, grid, ask_to_validate(server, number, new_model, clients))
     results, failures, complaints = check_validations(server, answers)
-    suspect, reason = useless(sizes, complaints, exchange.asked)
+    client, reason = refused_by_sites(sizes, complaints)
     if reason:
-        take_back(server, before, suspect, reason)
+        take_back(server, before, reason, client)
         new_model = model
     validation = accept_validations(server, results, failures, used=not reason)
     end_if_lost(server)
@@ -186,7 +190,7 @@ def compute_model(
     sizes: Mapping[str, float],
     before: Snapshot,
 ) -> ArrayRecord:
-    """The global model after these updates; without an accepted one its tensors stay as they were."""
+    """The global model after these updates; its tensors are those of before when `compute` takes the round back."""
     fused = compute(server, grid, updates, sizes, before)
     server.storage.clear()
     return state_to_record({**record_to_arrays(model), **fused})

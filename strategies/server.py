@@ -23,7 +23,7 @@ class Server:
 
     experiment: the run's settings
     places: the place of every tensor of the network (see Share.place)
-    state: everything that a checkpoint needs beside the global model
+    state: everything that a checkpoint needs besides the global model
     exchange: sends messages to the clients, and knows who they are
     parts: the recipe's parts that act on the server
     storage: holds the tensors of a round's replies

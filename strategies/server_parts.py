@@ -54,10 +54,10 @@ class ServerParts:
         self.clients, self.drawn = list(clients), list(drawn)
         self.start = model
         self.start = self.start_from(model)
-        server = self.whole_round()
+        view = self.whole_round()
         for bank in self.broadcasts():
             if bank.name not in self.state.banks:
-                self.state.banks[bank.name] = self.made(bank, server)
+                self.state.banks[bank.name] = self.made(bank, view)
 
     def cut(self, client: str) -> dict[str, Cut]:
         """The part of the shared tensors on which a client trains in this round; empty when it gets them completely."""
@@ -134,15 +134,15 @@ class ServerParts:
 
         RefusedUpdateError names a client whose contribution the bank refuses; nothing is then changed.
         """
-        old, server = self.state.banks.get(bank.name, {}), self.bank_view(bank, self.whole_round())
+        old, view = self.state.banks.get(bank.name, {}), self.bank_view(bank, self.whole_round())
         if entries or bank.when != "before":
             saved = self.state.saved_parts()
             try:
-                self.state.banks[bank.name] = bank.merge(old, entries, server)
+                self.state.banks[bank.name] = bank.merge(old, entries, view)
             except RefusedUpdateError:
                 self.state.restore_parts(saved)
                 raise
-        return server
+        return view
 
     def keep(self, clients: Sequence[str]) -> None:
         """Notes that these clients trained, so that they have the banks that come once."""
@@ -177,22 +177,22 @@ class ServerParts:
             known_weights=self.recipe.weights.known,
         )
 
-    def view(self, server: ServerRound, key: str) -> ServerRound:
+    def view(self, view: ServerRound, key: str) -> ServerRound:
         """The round that the part with this key gets."""
         state, arrays = self.state.of_part(key)
-        return replace(server, state=state, arrays=arrays)
+        return replace(view, state=state, arrays=arrays)
 
-    def bank_view(self, bank: Bank, server: ServerRound) -> ServerRound:
+    def bank_view(self, bank: Bank, view: ServerRound) -> ServerRound:
         """The round that a bank gets."""
-        return self.view(server, f"banks.{bank.name}")
+        return self.view(view, f"banks.{bank.name}")
 
     def broadcasts(self) -> list[Broadcast]:
         """The banks whose records the server makes by itself."""
         return [bank for bank in self.recipe.banks if isinstance(bank, Broadcast)]
 
-    def made(self, bank: Broadcast, server: ServerRound) -> dict[str, ArrayDict]:
+    def made(self, bank: Broadcast, view: ServerRound) -> dict[str, ArrayDict]:
         """The content of such a bank, made now."""
-        return {SERVER: owned(bank.make(self.bank_view(bank, server)))}
+        return {SERVER: owned(bank.make(self.bank_view(bank, view)))}
 
     def refining(self) -> list[tuple[str, Refine]]:
         """The parts that refine the fused model in this round, with the keys of their states."""

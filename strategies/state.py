@@ -1,4 +1,4 @@
-"""What the server keeps from round to round beside the global model. All of it is in the checkpoint."""
+"""What the server keeps from round to round besides the global model. All of it is in the checkpoint."""
 
 import copy
 from dataclasses import dataclass, field
@@ -6,15 +6,14 @@ from dataclasses import dataclass, field
 from fedsim.common.values import JsonTable
 from strategies.server_round import ArrayDict, Entries
 
+SavedParts = tuple[dict[str, JsonTable], dict[str, ArrayDict]]  # the numbers and the tensors of every part, by its key
+
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a round may change of the server's state, as it was when the round began.
+    """What a round may change of the server's state, as it was when the round began."""
 
-    parts: the numbers and the tensors of the parts
-    """
-
-    parts: tuple[dict[str, JsonTable], dict[str, ArrayDict]]
+    parts: SavedParts
     banks: dict[str, Entries]
     stored: dict[str, int]
     handed: dict[str, list[str]]
@@ -27,7 +26,7 @@ class ServerState:
     parts, tensors: `ServerRound.state` and `ServerRound.arrays` of every part, by the part's key
     banks: every bank by name, as {owner: arrays}
     layouts: the names, types and shapes of a bank's contributions
-    handed: the clients that keep a bank which is handed out once
+    handed: the clients that keep a bank which is handed out once; who fails is taken out
     stored: the round in which a client last stored its state
     """
 
@@ -48,18 +47,24 @@ class ServerState:
         return Snapshot(self.saved_parts(), dict(self.banks), dict(self.stored), handed)
 
     def restore(self, before: Snapshot) -> None:
-        """Takes back what a round has changed; this may be done several times with the same snapshot."""
+        """Takes back what a round has changed; this may be done several times with the same snapshot.
+
+        A client that has failed since then stays out of `handed`, because it may have lost what it kept.
+        """
         self.restore_parts(before.parts)
-        self.banks, self.stored, self.handed = dict(before.banks), dict(before.stored), dict(before.handed)
+        self.banks, self.stored = dict(before.banks), dict(before.stored)
+        now, self.handed = self.handed, {}
+        for bank, clients in before.handed.items():
+            self.handed[bank] = [client for client in clients if client in now.get(bank, ())]
 
     def take_over(self, other: "ServerState") -> None:
         """Becomes a state that was saved, when a run is resumed."""
         vars(self).update(vars(other))
 
-    def saved_parts(self) -> tuple[dict[str, JsonTable], dict[str, ArrayDict]]:
+    def saved_parts(self) -> SavedParts:
         """Copies of the state of the parts, for `restore_parts`."""
         return copy.deepcopy(self.parts), copy.deepcopy(self.tensors)
 
-    def restore_parts(self, saved: tuple[dict[str, JsonTable], dict[str, ArrayDict]]) -> None:
+    def restore_parts(self, saved: SavedParts) -> None:
         """Restores what `saved_parts` returned; this may be done several times with the same copies."""
         self.parts, self.tensors = copy.deepcopy(saved)

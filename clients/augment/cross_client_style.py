@@ -68,7 +68,7 @@ class CrossClientStyle(Augment, StylePart):
     tasks: ClassVar[tuple[str, ...]] = ANY_TASK
 
     encoder: Encoder = "pixel"
-    """Phi: colour space, 3-level Haar bands, or VGG-19 relu4_1 (the paper's, needs weight files)."""
+    """Phi: colour space, 3-level Haar bands, or VGG-19 up to `relu4_1` (the paper's, needs weight files)."""
     styles: Literal["overall", "single"] = "overall"
     """One style per client, or the style of one image, drawn from up to J images for each transfer."""
     J: Annotated[int, Field(ge=1), Only(styles="single")] = 64

@@ -99,7 +99,7 @@ def pool(means: Tensor, variances: Tensor, counts: Tensor | None = None) -> Stat
 
         mu = sum_i N_i mu_i / N,  var = sum_i N_i (var_i + (mu_i - mu)^2) / N   (law of total variance), float64 [C_s]
 
-    The sums are centred, because a sum of squares in float32 would lose a small variance beside a large mean.
+    The sums are centred, because a sum of squares in float32 would lose a small variance next to a large mean.
     """
     means, variances = means.double(), variances.double()
     counts = torch.ones(len(means), device=means.device) if counts is None else counts

@@ -1,4 +1,4 @@
-"""Ditto: a personal model beside the shared one."""
+"""Ditto: a personal model besides the shared one."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

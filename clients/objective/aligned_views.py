@@ -85,7 +85,7 @@ class AlignedViews(Objective):
     lambda2: the weight of the divergence
     temperature: t in the contrast
     r: the share of its training images of which a client publishes statistics
-    views: V, the number of views beside the batch itself
+    views: V, the number of views besides the batch itself
     p: the probability with which a view of a batch gets other colours
     alpha: the parameter of the Beta distribution
     eps: is added to the variance before the root

@@ -62,9 +62,9 @@ class CollaborativeStyles(Objective):
     """L = CE(h(f_b), y) + CE(h(f_a), y) + con SC(f_b, f_a) + cdrm [KL(e || p_b) + KL(e || p_a)] + terms.
 
     f_a are features of maps whose styles went up the loss of all clients' classifiers twice (`ascended`), after the
-    first and after the second block. That loss is mean_k CE(h_k(.), y). f_b are features of maps without that.
-    SC is the supervised contrast of the 2 B normalized features, e the mean of the logits h_k(f_b), a constant, and p
-    the predictions.
+    first and after the second block. That loss is mean_k CE(h_k(f), y) of their features f. f_b are features of maps
+    without that. SC is the supervised contrast of the 2 B normalized features, e the mean of the logits h_k(f_b), a
+    constant, and p the predictions.
 
     Source: MCSAD (Wei et al., IJCAI 2025). h_k are the classifiers that the clients trained in the last round, the own
     one included, from the bank `heads`; in round 1 all are the received one. Of the paper's text we had the abstract,

@@ -42,7 +42,7 @@ class Jigsaw(Objective):
 
     alpha, beta: 0.7 and 0.9 for ResNet-18; 0.9 and 0.7 for AlexNet
     grey: the probability that a tile is grey
-    border: what becomes of the pixels beside the tiles
+    border: what becomes of the pixels next to the tiles
     """
 
     alpha: Annotated[float, Field(ge=0), Tuned("0.7,0.9", "the paper's values for its networks")] = 0.7

@@ -19,7 +19,7 @@ from fedsim.settings.tuned import DECADE, Tuned
 class RandomConvolution(Objective):
     """L = CE(p_0, y) + weight JS(p_0, p_1, p_2) + terms, where p_v are the predictions for three views of the batch.
 
-        RC(x) = k * x,  k of size s x s, s uniform over `sizes`, entries N(0, 1/(C s^2)), one for the whole batch
+        RC(x) = conv(k, x),  k of size s x s, s uniform over `sizes`, entries N(0, 1/(C s^2)), one for the whole batch
         "mix":    view = alpha RC(x) + (1 - alpha) x,  alpha ~ U(0, 1)
         "img_p":  view = x with probability p, else RC(x)
         JS = mean_v KL(p_v || M), where M is the mean of the three, clipped at 1e-7; mean over the batch
@@ -31,8 +31,8 @@ class RandomConvolution(Objective):
     digits, 10 (5 with `img_p`). `weight = 0` makes one pass; with `img_p` and p = 1 this is FedAvg.
 
     weight: the weight of JS
-    variant: mix or img_p
-    p: the probability of an unchanged view with img_p
+    variant: `mix` or `img_p`
+    p: the probability of an unchanged view with `img_p`
     sizes: the sizes of the kernels, which are odd
     """
 

@@ -25,13 +25,13 @@ MARGIN = 1e-4  # a sample counts as changed when its probability falls by more t
 class SelfChallenging(Objective):
     """L = CE(h(z * M), y) + terms: the features z with the largest gradient of the true class's score are set to 0.
 
-        g = d o_y / dz,  M_i = 1[g_i < percentile_(1-f)(g)]
+        g = d o_y / (d z),  M_i = 1[g_i < percentile_(1-f)(g)]
         M = 1 for a sample whose probability of its class falls less than the batch's percentile_(1-b)
 
     Source: RSC (Huang et al., ECCV 2020). Variant "domainbed" is this vector form, on the features that the
     head sees (with a bottleneck, those of the bottleneck). Terms see z without the mask, and the logits with
-    it. No value of the settings gives FedAvg: with f = 0 (b = 0) the largest entry (the most changed sample) is
-    still masked, because the comparison is strict.
+    it. No value of the settings gives FedAvg: with f = 0 the largest entry is still masked, and with b = 0 the most
+    changed sample, because the comparison is strict.
 
     Variant "official" is the released code. It masks the last feature map (`net.levels`) before the pooling: with
     probability 1/2 the third of the positions with the largest sum_c mean_HW(g)_c U_c, else the 1/3.2 of the channels

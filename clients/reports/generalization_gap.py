@@ -22,8 +22,8 @@ class GeneralizationGap(Report):
     Source: FedDG-GA (CVPR 2023). The client keeps one scalar between rounds. In its first round, and when a risk is not
     finite, `gap_valid` and the gap are 0. Both evaluations use the same examples without augmentation.
 
-    metric: `train_loss` (the paper; default), `validation_accuracy` (the released code; there gap = local - global
-    accuracy, so that a large gap raises the weight as well), or `validation_loss`
+    metric: `train_loss` (the paper; default), `validation_accuracy` (the released code; there the gap is the
+    local minus the global accuracy, so that a large gap raises the weight as well), or `validation_loss`
     max_samples: the size of a fixed random subset of the training examples; 0 takes all
     """
 

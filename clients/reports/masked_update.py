@@ -159,7 +159,7 @@ def refuse_unsigned(round: LocalRound, identity: Identity, lines: Mapping[str, b
         if not identity.verifies(name, text, line[masking.ENTRY :]):
             raise UserError(
                 f"the public keys of client {name!r} are not signed by its site: the server replaced them, or the "
-                "file `peers` of this kit or of that site's kit lacks a key (SECURITY.md, Secure aggregation)"
+                "file `peers` of this kit or of that site's kit lacks a key (SECURITY-DETAILS.md, Secure aggregation)"
             )
 
 

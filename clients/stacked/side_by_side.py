@@ -85,7 +85,7 @@ def reason_apart(recipe: ClientRecipe, train: TrainSettings) -> str:
         return "train.clip_norm limits the gradient of one client"
     if recipe.pooled:
         return "one client holds all data"
-    local = (recipe.client, recipe.objective, recipe.update, *recipe.companions)
+    local = (recipe.step, recipe.objective, recipe.update, *recipe.companions)
     parts = (*local, *recipe.terms, recipe.norm, *recipe.inserts)
     names = [part_name(part) for part in parts if not part.side_by_side]
     return f"{', '.join(names)}: not a function of one client's tensors and batch alone" if names else ""

@@ -7,13 +7,14 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from clients.optimizers import make_optimizer, optimizer_tensors, restore_optimizer
 from clients.parts import Batch, LocalRound, Step, StepFunction
 from clients.step.feature_generator import (
     Discriminator,
     Generator,
+    Undrawn,
     discriminator_loss,
     feature_loss,
     generator_loss,
@@ -24,6 +25,7 @@ from clients.tools.networks import apart, descend
 from fedsim.common.seeding import torch_generator
 from fedsim.models.layout import evaluating
 from fedsim.settings.tuned import DECADE, Tuned
+from fedsim.tensors.arrays import load_arrays
 
 log = logging.getLogger("fedsim")
 DISCRIMINATOR = "discriminator"  # the store's entry
@@ -33,7 +35,7 @@ WON, MOST_WON = 1e-3, 100  # a loss of the discriminator below the first, in mor
 
 @dataclass
 class Players:
-    """The two networks that are trained beside the main network in one round.
+    """The two networks that are trained besides the main network in one round.
 
     `won` and `longest` count steps in which the discriminator D had nearly no loss: the current series, and the
     longest.
@@ -50,9 +52,9 @@ class Players:
 
 @dataclass(frozen=True)
 class AdversarialReference(Step):
-    """The first E0 of every E0 + E1 steps are label-smoothed cross-entropy alone; each later step has three parts.
+    """The first E0 / (E0 + E1) of a round's steps are smoothed cross-entropy alone; each later step has three parts.
 
-    With features h = F(x) and h' = G([z, e(y)]), z ~ U[0, 1)^d_noise, for the labels of the batch, in this order:
+    With features h = F(x) and h' = G([z, e(y)]), z ~ U(0, 1) of d_noise numbers, for the labels of the batch, in order:
 
         D:      L_d = mean[(1 - D(h'))^2 + D(h)^2]                     h in eval mode; h and h' constant
         F, Cl:  L = lambda1 CE_smooth(Cl(h), y) + lambda0 mean (1 - D(h))^2 + terms
@@ -196,23 +198,35 @@ class AdversarialReference(Step):
         return loss
 
     def _players(self, round: LocalRound) -> Players:
-        """G as received and D as stored. In the first round G is the same on all clients, and D is the client's own."""
-        width, classes = round.net.feature_dim, round.classes
-        with apart(torch_generator(round.seed, "generator"), round.device):
-            generator = Generator(self.d_noise, classes, self.width, width, features_are_nonnegative(round))
-        with apart(torch_generator(round.seed, DISCRIMINATOR, round.client), round.device):
-            discriminator = Discriminator(width, classes, self.r, self.hidden, self.projection, self.label_first)
-        if received := round.record(self.bank, "adversarial_reference"):
-            generator.load_state_dict({name: torch.tensor(array) for name, array in received.items()})
-        if stored := round.store.get(DISCRIMINATOR):
-            discriminator.load_state_dict(stored)
-        generator, discriminator = generator.to(round.device), discriminator.to(round.device)
+        """G as received and D as stored, with their optimizers."""
+        generator, discriminator = self._generator(round), self._discriminator(round)
         g_optimizer = make_optimizer(generator, round.train, self.rate * round.lr)
         d_optimizer = make_optimizer(discriminator, round.train, self.rate * round.lr)
         if buffers := round.store.get(OPTIMIZER):
             restore_optimizer(d_optimizer, buffers)
         zero = torch.zeros((), device=round.device)
         return Players(generator, discriminator, g_optimizer, d_optimizer, round.generator("feature noise"), zero, zero)
+
+    def _generator(self, round: LocalRound) -> Generator:
+        """G as received; in the first round it is drawn, and is the same on all clients."""
+        sizes = self.d_noise, round.classes, self.width, round.net.feature_dim, features_are_nonnegative(round)
+        if received := round.record(self.bank, "adversarial_reference"):
+            generator = Generator(*sizes, Undrawn)
+            load_arrays(generator, received)
+        else:
+            with apart(torch_generator(round.seed, "generator"), round.device):
+                generator = Generator(*sizes)
+        return generator.to(round.device)
+
+    def _discriminator(self, round: LocalRound) -> Discriminator:
+        """D as stored; in the client's first round it is drawn, and is the client's own."""
+        stored = round.store.get(DISCRIMINATOR)
+        sizes = round.net.feature_dim, round.classes, self.r, self.hidden, self.projection, self.label_first
+        with apart(torch_generator(round.seed, DISCRIMINATOR, round.client), round.device):
+            discriminator = Discriminator(*sizes, Undrawn if stored else nn.Linear)
+        if stored:
+            discriminator.load_state_dict(stored)
+        return discriminator.to(round.device)
 
 
 def features_are_nonnegative(round: LocalRound) -> bool:

@@ -41,7 +41,7 @@ class SemanticCalibration(Step):
     = 0`, no acquisition and an averaging fusion give FedAvg.
 
     weight: lambda
-    smoothing: rho of stage A (0 in the released code); beside FedSB both are added
+    smoothing: rho of stage A (0 in the released code); next to FedSB both are added
     acquire_iterations, acquire_epochs: the local work of stage A: so many iterations (1,800), or so many full passes
     when iterations are 0. The local work of stage C is the experiment's
     align: cross (the paper), same_layer, logits (released code) or none

@@ -39,7 +39,7 @@ class DisentanglingAdversary(Step):
         1  CE(C(f_di), y) + CE(CI(f_ds), y)              G, D_di, C by the experiment's optimizer; D_ds, CI
         2  -E log DI(f) - E log(1 - DI(f_t))             DI
         3  -lambda_adv E log DI(f)                       G
-        4  -(1/nC) sum log CI_c(f_ds)                    D_ds
+        4  -(1 / (n C)) sum log CI_c(f_ds)               D_ds
         5  ascend DV(M), then descend lambda_mi DV       M, then D_di and D_ds
         6  lambda_rec ||R([f_di, f_ds]) - f||^2 / (n d)  D_di, D_ds, R
 

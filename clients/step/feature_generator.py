@@ -1,4 +1,4 @@
-"""FedADG's networks beside the main one: a generator of features by label, a discriminator of features, their losses.
+"""FedADG's networks besides the main one: a generator of features by label, a discriminator of features, their losses.
 
 h [B, d] are extracted features, h' [B, d] generated ones, e(y) [B, C] label codes.
 """
@@ -48,18 +48,28 @@ def generator_loss(generated: Tensor, kind: str = "pull") -> Tensor:
     return generated.square().mean() if kind == "pull" else (1 - generated).square().mean()
 
 
+class Undrawn(nn.Linear):
+    """A linear layer whose values are loaded next, so that none are drawn: G has millions of them."""
+
+    def reset_parameters(self) -> None:
+        """Leaves the memory as it is."""
+
+
 class Generator(nn.Module):
     """h' = G([z, e(y)]): Linear(d_noise + C, width) - LeakyReLU - Linear(width, d), and a ReLU where features have one.
 
-    Weights are Xavier-uniform with gain 0.5.
+    Weights are Xavier-uniform with gain 0.5, unless `linear` is `Undrawn`.
     """
 
-    def __init__(self, d_noise: int, classes: int, width: int, features: int, nonnegative: bool) -> None:
+    def __init__(
+        self, d_noise: int, classes: int, width: int, features: int, nonnegative: bool,
+        linear: type[nn.Linear] = nn.Linear,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.hidden = nn.Linear(d_noise + classes, width)
-        self.out = nn.Linear(width, features)
+        self.hidden = linear(d_noise + classes, width)
+        self.out = linear(width, features)
         self.nonnegative = nonnegative
-        for layer in (self.hidden, self.out):
+        for layer in (self.hidden, self.out) if linear is not Undrawn else ():
             nn.init.xavier_uniform_(layer.weight, gain=0.5)
 
     def forward(self, z: Tensor, code: Tensor) -> Tensor:
@@ -77,7 +87,7 @@ class Discriminator(nn.Module):
 
     def __init__(
         self, features: int, classes: int, r: int, hidden: int, projection: Projection = "frozen",
-        label_first: bool = False,
+        label_first: bool = False, linear: type[nn.Linear] = nn.Linear,
     ) -> None:  # fmt: skip
         super().__init__()
         self.label_first = label_first
@@ -87,8 +97,8 @@ class Discriminator(nn.Module):
             self.register_buffer("projection", p)
         else:
             self.projection = nn.Parameter(p)
-        self.hidden = nn.Linear(r + classes * (not label_first), hidden)
-        self.out = nn.Linear(hidden, 1)
+        self.hidden = linear(r + classes * (not label_first), hidden)
+        self.out = linear(hidden, 1)
 
     def forward(self, features: Tensor, code: Tensor) -> Tensor:
         """Scores [B] of features [B, d] with codes [B, C]."""

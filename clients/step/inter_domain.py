@@ -23,7 +23,7 @@ def interpolate(state: Mapping[str, Tensor], before: Mapping[str, Tensor], share
 
 @dataclass(frozen=True)
 class InterDomain(Step):
-    """theta <- theta + meta_lr (theta' - theta), where theta' is theta after an optimizer's step on R_e of each domain.
+    """theta <- theta + meta_lr * (theta' - theta), theta' being theta after an optimizer's step on R_e of each domain.
 
     To first order this maximizes the inner products of the domains' gradients. Source: Fish (Shi et al., ICLR 2022).
     R_e is the loss on domain e in the batch, with the recipe's terms. The interpolation acts on the whole state, with

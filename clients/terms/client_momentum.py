@@ -23,7 +23,7 @@ class ClientMomentum(Term):
     that multiple, by which the client divides its D. A proximal term is a part of g, so that alpha multiplies its pull
     too; `gradient_count` counts that.
 
-    D contains the server's learning rate: beside `server_step` with eta, D is eta times as long. With eta (1 - alpha)
+    D contains the server's learning rate: with `server_step` and its eta, D is eta times as long. With eta (1 - alpha)
     >= 1, which is eta > 1.11 for the default alpha, it grows from round to round without bound. For this reason
     `global_direction` refuses Flower's server optimizers, `dynamic_correction`, which adds all past moves, and
     `gradient_matching`, which makes equal moves 1.2 times as long (1.5 times without `rescale`).

@@ -12,7 +12,7 @@ from fedsim.settings.tuned import Tuned
 
 @dataclass(frozen=True)
 class CyclicRate(Term):
-    """lr <- (1 - t) lr + t low lr with t = (r mod c + 1) / c, in the rounds r = 0, 1, ... after the share `after`.
+    """lr <- lr (1 + t (low - 1)), t = (j + 1) / c, where j is r modulo c, in the rounds r = 0, 1, ... after `after`.
 
     Source: FedASAM with SWA (Caldarola et al., ECCV 2022). The formula is that of the released code
     (debcaldarola/fedsam 904b031). The lowest rate is that of the round that the part `server_average` adds to its mean,

@@ -55,7 +55,7 @@ def worst_logits(head: nn.Linear, features: Tensor, reference: Tensor, draw: Ten
 
 @dataclass(frozen=True)
 class Flatness(Term):
-    """local KL(q || p) + global_ KL(q_g || p), where q are predictions of a head after an adversarial change.
+    """beta KL(q || p) + gamma KL(q_g || p), where q are predictions of a head after an adversarial change.
 
     p = softmax(z) are the predictions of the model in training; q = softmax(head(h)) those of its own head on its own
     features h, with the head's weight changed by one gradient step that moves p away; q_g those of the received model's
@@ -66,8 +66,8 @@ class Flatness(Term):
     singular values are both in the paper. The received model is in eval mode. The term needs one more forward pass, and
     two passes of the head for each q. `local = global_ = 0` gives FedAvg. The paper averages the models uniformly.
 
-    local: the weight of the client's own flatness
-    global_: the weight of the received model's
+    local: beta, the weight of the client's own flatness
+    global_: gamma, the weight of the received model's
     form: whether the head's "weight" is changed, or its "singular" values
     """
 

@@ -24,7 +24,7 @@ def scale_gradient(logits: Tensor, labels: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class InvariantRisk(AnnealedPenalty):
-    """lam_t (1/E) sum_e g_e g'_e, where g_e = d/ds CE(s z, y) at s = 1 over the even rows of domain e, g'_e odd rows.
+    """lam_t (1/E) sum_e g_e g'_e, g_e = d CE(s z, y) / (d s) at s = 1 over the even rows of domain e, g'_e the odd.
 
     Source: IRMv1 (Arjovsky et al., 2019, arXiv 1907.02893), whose penalty is the squared gradient of the risk with
     respect to a fixed scale s of the logits. The product of two halves is its unbiased estimate (Appendix D), which

@@ -13,7 +13,7 @@ from fedsim.settings.tuned import Tuned
 
 @dataclass(frozen=True)
 class LabelSmoothing(Term):
-    """eps * (mean_c(-log p_c) - CE). Added to CE it gives the cross-entropy with q_c = (1 - eps)[c = y] + eps/M.
+    """eps * (mean_c(-log p_c) - CE). Added to CE it gives the cross-entropy with q_c = (1 - eps)[c = y] + eps / M.
 
     Source: FedSB (ICASSP 2025); with eps = 0.1 also stage A of CSAC. The command in the README of FedSB's official code
     has 0.01, and its loss class 0.1. `eps = 0` gives FedAvg.

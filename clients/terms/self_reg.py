@@ -28,7 +28,7 @@ class SelfReg(Term):
     other parts or need several domains on one client. `weight = 0` gives FedAvg (with a projector that nothing uses).
 
     alpha: the parameter of the Beta distribution
-    feature_weight: the weight of the features beside the logits
+    feature_weight: the weight of the features besides the logits
     weight: the weight of the whole term; this setting is ours
     """
 

@@ -67,8 +67,8 @@ def mean_squares(features: Tensor, styled: Tensor) -> Tensor:
 class StyleContrast(Term, StylePart):
     """triplet_weight * T + norm_weight * R; f and f' are the features of a batch x and of x', x in the style of all:
 
-        T = mean_i max(0, D(f_i, f'_i) - D(f_i, f'_n(i)) + margin),   D of normalized features,   y_n(i) != y_i
-        R = mean of f^2 + f'^2 over batch and dimensions
+        T = mean_i max(0, D(f_i, f'_i) - D(f_i, f'_n(i)) + margin),   y_n(i) != y_i
+        R = mean of f^2 + f'^2 over batch and dimensions,   D: the distance of normalized features
         x' = clamp(Psi(alpha A + (1 - alpha) F), 0, 1),  F = Phi(x),  A = sigma_s (F - mu(F)) / sigma(F) + mu_s
 
     Source: FISC / PARDON (Nguyen et al., ICDCS 2025). x' is made of the augmented batch, takes no part in the
@@ -95,8 +95,8 @@ class StyleContrast(Term, StylePart):
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
     """The strength of the transfer in feature space; the released code has 0.2 on FEMNIST."""
     encoder: Encoder = "pixel"
-    """Phi: colour space, 3-level Haar bands, or VGG-19 relu4_1 (the paper's, needs weight files). With vgg every step
-    passes its batch through VGG-19 and the decoder, which takes many times the step itself."""
+    """Phi: colour space, 3-level Haar bands, or VGG-19 up to `relu4_1` (the paper's, needs weight files). With vgg
+    every step passes its batch through VGG-19 and the decoder, which takes many times the step itself."""
     cluster: Literal["features", "style"] = "features"
     """What FINCH clusters on the client: flattened feature maps, which show what is on an image (released code), or
     each image's (mu, sigma)."""

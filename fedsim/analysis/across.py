@@ -8,7 +8,7 @@ import pandas as pd
 
 from fedsim.analysis.compare import numbers
 from fedsim.analysis.comparison import COSTS, GROUPS, Comparison, p_text
-from fedsim.analysis.notes import rank_notes
+from fedsim.analysis.notes import rank_notes, verdict_notes
 from fedsim.analysis.published import COLUMNS
 from fedsim.analysis.statistics import grid_of, holm, paired, per_seed_average
 from fedsim.common.errors import UserError
@@ -65,15 +65,15 @@ def across(parts: Mapping[str, Comparison], baseline: str | None = None, correct
         is_primary=first.is_primary,
         **computed._asdict(),
     )
-    result.notes = _shared_notes(parts) + rank_notes(result, "data set")
+    result.notes = [*verdict_notes(result), *_shared_notes(parts), *rank_notes(result, "data set")]
     return result
 
 
 def _shared_notes(parts: Mapping[str, Comparison]) -> list[str]:
-    """The notes of all data sets but those on their own ranks; one that several have is said once."""
+    """The notes of all data sets but their own verdicts and ranks; one that several have is said once."""
     names_by_note: dict[str, list[str]] = {}
     for name, part in parts.items():
-        left_out = rank_notes(part)
+        left_out = verdict_notes(part) + rank_notes(part)
         for note in part.notes:
             if note not in left_out:
                 names_by_note.setdefault(note, []).append(name)

@@ -91,7 +91,7 @@ PROFILES = {
 
 
 class Profiles(BaseModel):
-    """A table of profiles: those of a user beside the named ones, and the profile of each client.
+    """A table of profiles: those of a user next to the named ones, and the profile of each client.
 
     clients: the profile's name by client (`photo/0`), domain (`photo`), or `*` for all others
     """

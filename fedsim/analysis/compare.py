@@ -14,13 +14,15 @@ import pandas as pd
 
 from fedsim.analysis.agreement import order_notes
 from fedsim.analysis.comparison import COSTS, GROUPS, POOLED, WORST, Comparison
-from fedsim.analysis.metrics import METRICS, find_metric, metric_values
+from fedsim.analysis.metrics import METRICS, find_metric, frequent_class_shares, metric_values
 from fedsim.analysis.notes import (
     comparison_notes,
     damaged_notes,
+    frequent_class_notes,
     part_notes,
     round_notes,
     stopping_notes,
+    verdict_notes,
     without_notes,
 )
 from fedsim.analysis.provenance import Environments, environments, provenance_notes, refuse_unlike
@@ -109,12 +111,31 @@ def compare(
     )
     _add_worst(comparison)
     reasons = _add_papers(runs, recorded, comparison, published)
-    comparison.notes = [
+    comparison.notes = _all_notes(
+        runs,
+        recorded,
+        not_computed,
+        reasons,
+        comparison,
+    )
+    return comparison
+
+
+def _all_notes(
+    runs: Runs,
+    recorded: Environments,
+    not_computed: list[str],
+    reasons: list[str],
+    comparison: Comparison,
+) -> list[str]:
+    """Return all notes below a comparison, of which the verdict is the first; reasons: those on the papers' rows."""
+    return [
+        *verdict_notes(comparison),
+        *_frequent_class_notes(runs, comparison),
         *part_notes(runs.only),
         *comparison_notes(comparison, reasons, runs.unfinished),
         *_notes_on_runs(runs, recorded, not_computed, comparison),
     ]
-    return comparison
 
 
 def _add_worst(comparison: Comparison) -> None:
@@ -149,6 +170,21 @@ def _notes_on_runs(
         *stopping_notes(runs, comparison.table),
         *_selection_notes(runs, comparison),
     ]
+
+
+def _frequent_class_notes(runs: Runs, comparison: Comparison) -> list[str]:
+    """Return the notes on targets where rows are not above the share of the most frequent class; of accuracy only."""
+    if comparison.metric != "accuracy" or comparison.select not in RULES:
+        return []
+    shares = frequent_class_shares(
+        runs,
+        comparison.table,
+        comparison.select,
+    )
+    return frequent_class_notes(
+        comparison.table,
+        shares,
+    )
 
 
 def _check_request(runs: Runs, select: str, metric: str) -> tuple[str, str]:
@@ -316,7 +352,7 @@ def _add_papers(
     comparison: Comparison,
     published: bool | Path,
 ) -> list[str]:
-    """Add the papers' rows beside these runs, whose settings are taken as they were given; return notes on them."""
+    """Add the papers' rows next to these runs, whose settings are taken as they were given; return notes on them."""
     if not published or not comparison.is_primary:  # the papers print no other metric
         return []
     table, targets = comparison.table, comparison.targets

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import pandas as pd
 
 from fedsim.common import class_metrics
 from fedsim.common.errors import UserError, nearest
@@ -339,3 +340,27 @@ def kept_predictions(runs: Runs, labels: Mapping[str, str], select: str) -> dict
         for target, seeds in by_target.items():
             predictions[label][target] = pooled(seeds)
     return predictions
+
+
+def frequent_class_shares(runs: Runs, table: pd.DataFrame, select: str) -> dict[str, tuple[int, float]]:
+    """Return {target: (tested examples, share of the most frequent class)}, for targets with kept predictions.
+
+    They are those of one run: the first of those that are tested on the most examples and kept their predictions.
+    """
+    shares: dict[str, tuple[int, float]] = {}
+    ordered = table.sort_values(
+        "target_images",
+        ascending=False,
+        kind="stable",
+    )
+    for row in ordered.itertuples():
+        if row.target in shares:
+            continue
+        with contextlib.suppress(UserError):
+            folder = run_folder(runs, row.run)
+            labels = read_predictions(folder, select).label
+            counts = np.bincount(labels)
+            examples = len(labels)
+            most = counts.max()
+            shares[row.target] = (examples, most / examples)
+    return dict(sorted(shares.items()))

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import pandas as pd
 
-from fedsim.analysis.comparison import MARKS, POOLED, WORST, Comparison
+from fedsim.analysis.comparison import MARKS, POOLED, WORST, Comparison, p_text
 from fedsim.common.lists import times
 from fedsim.common.tasks import BINARY, WITH_CLASSES
 from fedsim.records.reading import Runs, run_environment
@@ -17,6 +17,7 @@ PAPER_NOTES = {  # what a paper's ± is, and what its protocol
     "FedIG-A": "FedIG-A: ± is the standard deviation of 4 runs",
 }
 FEWEST_PAIRS = 6
+LEVEL = 0.05  # of p, below which a difference counts as shown
 NAMED_RUNS = 3
 MOST_RATIO = 1 + BUDGET_TOLERANCE  # of two budgets that are alike
 # Of the kinds of `Runs.notes`.
@@ -51,6 +52,59 @@ def comparison_notes(comparison: Comparison, published_reasons: Iterable[str], u
         *published_reasons,
         *unfinished_notes(unfinished),
     ]
+
+
+def verdict_notes(comparison: Comparison) -> list[str]:
+    """Return one note that says which methods are shown to differ from the baseline; none without a baseline.
+
+    It judges by p after the correction, where the comparison has one.
+    """
+    methods, base = comparison.methods, comparison.baseline
+    others = methods[methods["label"] != base]
+    if not base or others.empty:
+        return []
+    column, name = "p_holm", "p Holm"
+    if "p_holm" not in others:
+        column, name = "p_value", "p without a correction"
+    tested = others.dropna(subset=column)
+    if tested.empty:
+        return [f"No method is shown to differ from {base}: there is no pair of runs to test."]
+    differing = []
+    for row in tested[tested[column] < LEVEL].to_dict("records"):
+        is_greater = row["difference"] > 0
+        direction = "worse" if is_greater == comparison.measure.less_is_better else "better"
+        label = row["label"]
+        p_value = p_text(row[column])
+        differing.append(f"{label} ({direction}, {name} {p_value})")
+    if differing:
+        methods_and_p = ", ".join(differing)
+        return [f"Shown to differ from {base}: {methods_and_p}."]
+    least = p_text(tested[column].min())
+    return [f"No method is shown to differ from {base}: the least {name} is {least}."]
+
+
+def frequent_class_notes(table: pd.DataFrame, shares: Mapping[str, tuple[int, float]]) -> list[str]:
+    """Return a note on each target where a row's mean accuracy is not above the share of the most frequent class.
+
+    table: that of `Comparison`; shares: {target: (tested examples, that share)} of the targets where they are recorded.
+    """
+    notes = []
+    means = table.groupby(["target", "label"], sort=False)["accuracy"].mean().dropna()
+    for target, (examples, share) in shares.items():
+        if target not in means:
+            continue
+        of_target = means[target]
+        below = list(of_target.index[of_target <= share])
+        if not below:
+            continue
+        labels = ", ".join(below)
+        rows = f"not above it: {labels}"
+        if len(below) == len(of_target):
+            rows = "no row is above it"
+        percentage = 100 * share
+        answer = f"one answer for all of its {examples:,} tested examples is right in {percentage:.1f} %"
+        notes.append(f"{target}: {answer}; {rows}.")
+    return notes
 
 
 def measure_notes(comparison: Comparison) -> list[str]:

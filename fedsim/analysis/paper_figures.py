@@ -1,6 +1,6 @@
 """Figures that CSAC and FedIG-A draw: single layers, clients' models on all domains, alpha of each image, settings.
 
-Each function takes records of one experiment. docs/results.md says which figure of a paper each is.
+Each function takes records of one experiment. docs/results-reference.md says which figure of a paper each is.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -31,7 +31,7 @@ from fedsim.records.client_rows import client_key
 from fedsim.records.differences import IDENTITY, comparable_settings, flatten
 from fedsim.records.reading import Runs
 
-FUSED = "fused"  # the name of the fused model beside those of clients
+FUSED = "fused"  # the name of the fused model besides those of clients
 WITHIN, ACROSS = "distance_within", "distance_across"
 DISTANCES = {WITHIN: "same domain", ACROSS: "different domains"}
 LOCAL_START, FUSED_START = "local_", "fused_"  # of quantities in details.csv, before the task's metric
@@ -266,7 +266,7 @@ def swept_settings(runs: Runs) -> dict[str, pd.DataFrame]:
 
 
 def _varied(tables: Collection[JsonTable]) -> list[str]:
-    """The settings in which these tables differ, beside the target and the seed."""
+    """The settings in which these tables differ, besides the target and the seed."""
     varied = []
     for key in keys_of(tables):
         texts = {str(table.get(key)) for table in tables}

@@ -155,7 +155,7 @@ def _drawn(
 
 
 def _of_papers(runs: Runs, name: str, comparison: Comparison | None, labels: dict[str, str]) -> MaybeFigures:
-    """The figures of settings that a sweep has varied, and of what `run.record` keeps beside details.csv."""
+    """The figures of settings that a sweep has varied, and of what `run.record` keeps besides details.csv."""
     if comparison:
         for key, rows in paper_figures.swept_settings(runs).items():
             methods = styles(dict.fromkeys(rows["label"]))

@@ -1,4 +1,4 @@
-"""What the runs of a comparison rest on beside their settings: images, recipe, threads, device, versions and revision.
+"""What the runs of a comparison rest on besides their settings: images, recipe, threads, device, versions and revision.
 
 Runs on different images under the same names, and different recipes under the same label, are not compared. The rest
 can change the last digits of a sum, and after many steps the accuracy; a note below the table says what differs.

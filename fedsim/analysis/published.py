@@ -2,8 +2,8 @@
 
 `published.csv` is package data: paper and table, dataset, backbone, method, target domain, accuracy and spread in
 percent. A baseline of the same name differs between papers by several points, because their protocols differ. A row is
-therefore shown with its paper and table. It is shown only beside runs of the same method (not of a variant) under the
-paper's own protocol, which is a preset of the shipped experiment with nothing changed.
+therefore shown with its paper and table. Runs have it next to them only when they are of the same method (not of a
+variant), under the paper's own protocol. That is a preset of the shipped experiment with nothing changed.
 """
 
 import re
@@ -119,7 +119,7 @@ def _lacks_domains(dataset: str, domains: Sequence[str]) -> bool:
 
 @dataclass(frozen=True)
 class RunsOfTable:
-    """The runs beside which papers' rows may be shown; each field has a value for each run.
+    """The runs next to which papers' rows may be shown; each field has a value for each run.
 
     labels: a label other than the method's name is a variant
     lines: the row of our table that a run is in; a paper's row needs one row of ours with its protocol
@@ -156,15 +156,15 @@ def comparable_rows(runs: RunsOfTable, targets: Iterable[str]) -> tuple[pd.DataF
     notes = []
     for (paper, reason), methods in left_out.items():
         named = ", ".join(methods)
-        notes.append(f"No published number of {paper} beside {named}: {reason}.")
+        notes.append(f"No published number of {paper} next to {named}: {reason}.")
     return pd.concat(shown, ignore_index=True), notes
 
 
 def _why_none(experiments: Sequence[Experiment]) -> str:
-    """Why no paper's number can stand beside these runs; empty where one can."""
+    """Why no paper's number can stand next to these runs; empty where one can."""
     settings = {setting(experiment) for experiment in experiments}
     if len(settings) > 1:
-        return "beside rows with different data sets, backbones or settings of the papers."
+        return "next to rows with different data sets, backbones or settings of the papers."
     if None not in settings:
         return ""
     dataset = DATASETS.get(experiments[0].data.dataset, "")
@@ -227,7 +227,7 @@ def _fullest(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _reason(paper: str, method: str, runs: RunsOfTable) -> str:
-    """Why a paper's number of a method is not shown beside our runs; empty when it is shown."""
+    """Why a paper's number of a method is not shown next to our runs; empty when it is shown."""
     ours = {}
     for run, experiment in runs.experiments.items():
         if experiment.method_name == method:
@@ -236,7 +236,7 @@ def _reason(paper: str, method: str, runs: RunsOfTable) -> str:
     if not plain:
         variants = dict.fromkeys(runs.labels[run] for run in ours)
         return f"the runs are variants ({', '.join(variants)})"
-    # Runs of one label have one recipe: settings that a run has beside one without any only repeat defaults.
+    # Runs of one label have one recipe: settings that a run has besides one without any only repeat defaults.
     settings = [method_words(ours[run]) for run in plain]
     repeats_defaults = "" in settings
     differences: dict[str, list[str]] = {}  # {row of our table: what differs}

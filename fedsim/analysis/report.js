@@ -286,7 +286,7 @@ function runPage(run, place) {
       [client, ...values.map((value, number) => run.messages[0][number].startsWith("bytes_") ? (value / 1e6).toPrecision(4) : value)]))),
     ...text("Failures", run.failures?.length && make("ul", {}, ...run.failures.map(line => make("li", {}, line)))),
     ...text("Recipe", Object.keys(run.recipe).length && plainTable(["part", "settings"], Object.entries(run.recipe))),
-    ...text("Settings beside those that all runs share", Object.keys(run.settings).length && plainTable(["setting", "value"], Object.entries(run.settings))),
+    ...text("Settings besides those that all runs share", Object.keys(run.settings).length && plainTable(["setting", "value"], Object.entries(run.settings))),
     ...text("Run it again", make("pre", {}, run.command)));
   if (!dialog.open) dialog.showModal();
   dialog.scrollTop = 0;

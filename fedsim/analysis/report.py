@@ -342,7 +342,7 @@ def more_than_accuracy(runs: Runs, comparison: Comparison, by: Sequence[str]) ->
 
 
 def _other_metrics(runs: Runs, comparison: Comparison, by: Sequence[str]) -> dict[str, Comparison]:
-    """{metric: its comparison} of the metrics of the task beside its own; without those that no run has."""
+    """{metric: its comparison} of the metrics of the task besides its own; without those that no run has."""
     tables = {}
     for name in metrics_of(BY_METRIC[comparison.metric]):
         if name == comparison.metric:

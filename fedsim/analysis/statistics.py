@@ -113,7 +113,7 @@ def holm(p_values: pd.Series) -> pd.Series:
 
 
 def corrected(methods: pd.DataFrame, correction: str) -> pd.DataFrame:
-    """The rows of a comparison with the column `p_holm` beside `p_value` where the correction is "holm"."""
+    """The rows of a comparison with the column `p_holm` next to `p_value` where the correction is "holm"."""
     if correction not in ("holm", "none"):
         raise UserError(f"unknown correction {correction!r}; known: holm, none")
     if correction == "holm" and "p_value" in methods:

@@ -1,4 +1,8 @@
-"""Flower's ClientApp: Message -> DomainClient.fit / evaluate / collect -> Message. It is the same for all runtimes."""
+"""Flower's ClientApp, which is the same for all runtimes.
+
+A message is answered by a method of DomainClient: `train`, `validate_model`, `collect` or `doubt`. The visits to the
+unseen domain and the handshake have handlers of their own.
+"""
 
 from fedsim.common.exit_codes import refuse_hidden_packages
 
@@ -30,7 +34,7 @@ from fedsim.runs.target import TargetEvaluator
 from fedsim.runs.workspace import Workspace, set_threads, workspace
 from fedsim.settings.plugins import outside_versions
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
-from fedsim.tensors.records import Config, arrays_of, config_of, config_record, content_of
+from fedsim.tensors.records import Config, arrays_of, config_of, config_record, content_of, metric_record
 from strategies.parts import ArrayDict
 from strategies.wire.doubt import SUMS
 from strategies.wire.packing import answer, unpack
@@ -335,7 +339,7 @@ def trained(client: DomainClient, result: Trained, message: Message, context: Co
     records: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {"arrays": state_to_record(tensors)}
     for name, values in client.outbox.items():
         records[name] = state_to_record(values)
-    records["metrics"] = MetricRecord({"num-examples": examples, **metrics})
+    records["metrics"] = metric_record({"num-examples": examples, **metrics})
     records["state"] = config_record({"entries": client.stored})
     content = content_of(records)
     forget_message(client)
@@ -359,7 +363,7 @@ def evaluate(message: Message, context: Context) -> RecordDict:
     client, config = client_of(message, context)
     tensors = fitting(received_model(message), client.names("evaluate"))
     loss, examples, metrics = client.validate_model(tensors, config)
-    record = MetricRecord({"num-examples": examples, "loss": loss, **metrics})
+    record = metric_record({"num-examples": examples, "loss": loss, **metrics})
     return content_of({"metrics": record})
 
 

@@ -4,17 +4,20 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from safetensors.numpy import load_file
 from torch import nn
 
+from fedsim.common.values import JsonTable
 from fedsim.models.tasks import TaskRules, rules_of
 from fedsim.runs import admission
+from fedsim.runs.app_records import recorded_numbers, refuse_other_clients, refuse_other_configs
 from fedsim.runs.plan import Plan
 from fedsim.runs.serve import recorded
 from fedsim.runs.session import Session
@@ -29,7 +32,7 @@ from strategies.recipe import ServerRecipe
 from strategies.round import RoundResult
 from strategies.wire.grids import PatientGrid
 from strategies.wire.handshake import OpenRoster
-from strategies.wire.own_apps import AppGrid, means_of
+from strategies.wire.own_apps import AppGrid, means_of, metric_record
 from strategies.wire.target_site import TargetScore
 
 logger = logging.getLogger("flwr.fedsim")  # by Flower's handler; a run of fedsim silences Flower's own lines
@@ -116,18 +119,56 @@ class Rounds:
         """
         plan = self.space.plan
         rounds = plan.experiment.train.rounds
+        configs = {"train_config": plain(self.nodes.train_config), "evaluate_config": plain(self.nodes.evaluate_config)}
+        refuse_other_clients(plan)
+        refuse_other_configs(plan.folder, configs)
         if admission.is_already_finished(plan):
             logger.info("fedsim: already finished: %s", plan.folder)
             arrays = load_file(plan.folder / "last.safetensors")
-            return Result(arrays=state_to_record(arrays))
+            result = Result(arrays=state_to_record(arrays))
+            add_recorded(result, plan.folder)
+            return result
         with recorded(plan, ()) as (callbacks, check):
             session = Session(self.space, callbacks, check)
+            session.note("app", configs)
             session.attach(self.strategy)
             session.target_images = tested
             left = rounds - max(self.strategy.finished_rounds, 0)
             result = self.play(session.initial_arrays(), left, evaluate_fn)
             session.finish()
+        add_recorded(result, plan.folder)
         return result
+
+
+def plain(config: ConfigRecord) -> JsonTable:
+    """Returns the values of a config as they are recorded, by name; bytes are written in hexadecimal digits."""
+    values = {name: value.hex() if isinstance(value, bytes) else value for name, value in config.items()}
+    return dict(values)
+
+
+def add_recorded(result: Result, folder: Path) -> None:
+    """Adds the metrics of the rounds that an earlier start has recorded, and this one did not play."""
+    clients, scores = recorded_numbers(folder)
+    for number, rows in clients.items():
+        if number and number not in result.train_metrics_clientapp:
+            of_training, of_validation = client_means(rows)
+            result.train_metrics_clientapp[number] = of_training
+            if of_validation:
+                result.evaluate_metrics_clientapp[number] = of_validation
+    for number, score in scores.items():
+        result.evaluate_metrics_serverapp.setdefault(number, metric_record(score))
+    for name in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
+        in_order = sorted(getattr(result, name).items())
+        setattr(result, name, dict(in_order))
+
+
+def client_means(rows: Mapping[str, Mapping[str, Any]]) -> tuple[MetricRecord, MetricRecord]:
+    """Returns the means over the clients of a round (of what they say of training, of validation)."""
+    columns = dict.fromkeys(name for row in rows.values() for name in row)
+    shown = [name for name in columns if not name.startswith(NOT_SHOWN)]
+    of_training = [name for name in shown if not name.startswith("validation_")]
+    of_validation = [name for name in shown if name.startswith("validation_")]
+    return means_of(rows, of_training), means_of(rows, of_validation)
 
 
 NOT_SHOWN = ("bytes_", "examples", "evaluation_seconds", "validation_examples", "images")  # beginnings of columns
@@ -174,21 +215,18 @@ class Metrics(Sink):
 
     def _add_clients(self, number: int, rows: Mapping[str, Mapping[str, Any]]) -> None:
         """Logs and keeps the means over the clients of a round, whose rows are given by the name of the client."""
-        columns = dict.fromkeys(name for row in rows.values() for name in row)
-        shown = [name for name in columns if not name.startswith(NOT_SHOWN)]
-        of_training = [name for name in shown if not name.startswith("validation_")]
-        of_validation = [name for name in shown if name.startswith("validation_")]
-        self.of_training[number] = means_of(rows, of_training)
-        self.of_validation[number] = means_of(rows, of_validation)
+        self.of_training[number], self.of_validation[number] = client_means(rows)
         logger.info("\t clients: %s", {**self.of_training[number], **self.of_validation[number]})
 
-    def add_to(self, result: Result) -> None:
-        """Fills in the metrics of the clients and of the unseen domain."""
+    def add_to(self, result: Result, folder: Path | None = None) -> None:
+        """Fills in the metrics of the clients and of the unseen domain; folder: of records that have further rounds."""
         result.train_metrics_clientapp.update(self.of_training)
         result.evaluate_metrics_clientapp = {number: record for number, record in self.of_validation.items() if record}
         for number, record in self.of_target.items():
             metrics = result.evaluate_metrics_serverapp.setdefault(number, MetricRecord())
             metrics.update(record)
+        if folder:
+            add_recorded(result, folder)
 
 
 def renamed(arrays: Arrays, names: Mapping[str, str]) -> ArrayRecord:

@@ -62,6 +62,15 @@ RESERVED = {
     "output": "give it to fedsim.strategy(..., output=...)",
 }
 
+# Arguments of Flower's FedAvg that have other names here.
+OF_FLOWER = {
+    "fraction_train": "clients_per_round=N trains N clients in each round",
+    "fraction_evaluate": "evaluate_clients says which clients validate",
+    "min_train_nodes": "min_available_nodes=N awaits N clients before the first round",
+    "min_evaluate_nodes": "min_available_nodes=N awaits N clients before the first round",
+    "weighted_by_key": "the examples of a client are the metric num-examples of its replies",
+}
+
 Target = Any  # a Dataset, (name, Dataset), the name of a client, or None
 
 
@@ -93,6 +102,9 @@ def strategy(
     """
     if client not in ("any", "fedsim"):
         raise UserError(f"client is {client!r}; write 'any', or 'fedsim' where the ClientApp is fedsim.client_app")
+    for argument, instead in OF_FLOWER.items():
+        if argument in settings:
+            raise UserError(f"fedsim.strategy takes no {argument}, which is FedAvg's: {instead}")
     name = named_recipe(method)
     experiment = app_experiment(name, settings)
     recipe = build_recipe(experiment)
@@ -188,7 +200,7 @@ class AppStrategy(WholeRounds):
         """Meets the clients, plays the rounds, and returns the last model and the metrics of each round.
 
         initial_arrays: the model from which the first round starts; left out: that of `fedsim.strategy`
-        train_config, evaluate_config: what the messages' config contains beside `server-round`
+        train_config, evaluate_config: what the messages' config contains besides `server-round`
         evaluate_fn: called with the number of a round and its model, before the first round (0) and after each
         target: the unseen domain, which decides nothing: a Dataset of (input, class), (its name, such a Dataset), or
         the name of a client that holds it and does not train; None: there is none
@@ -219,7 +231,8 @@ class AppStrategy(WholeRounds):
         if not introductions:
             return self._with_any_clients(nodes, roster, call)
         if train_config or evaluate_config:
-            raise UserError("fedsim.client_app takes no train_config and evaluate_config: give settings to it")
+            raise UserError("remove train_config and evaluate_config from strategy.start: lr and other settings "
+                            "of the training go into fedsim.client_app(...)")  # fmt: skip
         return self._with_our_clients(grid, call, roster, introductions)
 
     def _initial(self, arrays: ArrayRecord | None) -> ArrayRecord:
@@ -333,9 +346,8 @@ class AppStrategy(WholeRounds):
             run = {"output": folder, **self._output()}
             plan = resolve(experiment.replace(data=of_data, model=model, run=run))
             serve(QuickGrid(grid), plan, sinks=[metrics])
-            arrays = load_file(plan.folder / "last.safetensors")
-        result = Result(arrays=renamed(arrays, names))
-        metrics.add_to(result)
+            result = Result(arrays=renamed(load_file(plan.folder / "last.safetensors"), names))
+            metrics.add_to(result, plan.folder)
         return result
 
 

@@ -147,7 +147,7 @@ def _show_idea(name: str, recipe: "Recipe") -> None:
 
 
 def _unweighted(recipe: "Recipe") -> list[str]:
-    """Return the names of the parts beside which no client counts with its weight."""
+    """Return the names of the parts with which no client counts with its weight."""
     from fedsim.parts.facts import Fact
     from fedsim.parts.part import part_name
 

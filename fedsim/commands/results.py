@@ -56,7 +56,7 @@ def compare(
 ) -> None:
     """Compare finished runs: mean ± std over seeds per unseen domain, ranks, tests, cost, published numbers.
 
-    In the folder of a paper's table it shows our numbers beside those of the paper, with the difference. With several
+    In the folder of a paper's table it shows our numbers next to those of the paper, with the difference. With several
     folders it shows one column per data set, and tests of all pairs of methods over the unseen domains of all of them.
     """
     needed = needed_records(select, clock)
@@ -92,7 +92,7 @@ def plot(
     """Draw all figures that the records allow, as PNG and SVG, into FOLDER/plots.
 
     Figures of a part of the runs or of another rule of selection go into FOLDER/plots-part. Those of NAME.zip go into
-    the folder NAME beside it.
+    the folder NAME next to it.
     """
     from fedsim.analysis.fonts import fonts_for, missing_text
     from fedsim.analysis.plots import by_experiment, names_in, plot_all
@@ -127,7 +127,7 @@ def report(
 
     Its tables sort and filter, its charts follow the table, and every cell leads to its run. With --live the page also
     shows which cells run, wait or have failed, when the sweep will end, and the sites of a federation. Ctrl-C stops it.
-    The page of NAME.zip goes into the folder NAME beside it.
+    The page of NAME.zip goes into the folder NAME next to it.
     """
     from fedsim.analysis.report import report_page, write_report
 
@@ -200,7 +200,7 @@ def show_comparison(
     """Print the comparison of a folder's finished runs.
 
     Under the default selection rule, the table of all runs is also written to FOLDER/comparison.csv. For another metric
-    than the task's own the file is comparison-METRIC.csv. In the folder of a paper's table it is not, nor beside
+    than the task's own the file is comparison-METRIC.csv. In the folder of a paper's table it is not, nor next to
     an archive.
     """
     from fedsim.analysis import compare
@@ -307,7 +307,7 @@ def is_table(folder: Path) -> bool:
 
 
 def show_reproduction(folder: Path, runs: "Runs", select: str, format: str, trust: bool = False) -> None:
-    """Print our numbers beside those of the paper's table.
+    """Print our numbers next to those of the paper's table.
 
     The table of all runs under the default rule is also written to FOLDER/comparison.csv.
     """

@@ -99,7 +99,7 @@ def _result(task: Task, row: Mapping[str, Any], rule: str) -> str:
     return f"nan{task.unit}" if math.isnan(float(row[f"{rule}_round"])) else task.text(value)
 
 
-# Letters beside a bar's name and the digits of its rounds: `━━━━━ / validation 100.0, target 100.0 % 1:00:00 left`
+# Letters next to a bar's name and the digits of its rounds: `━━━━━ / validation 100.0, target 100.0 % 1:00:00 left`
 REST_OF_BAR = 53
 
 

@@ -61,7 +61,7 @@ def search(
 
 
 def refuse_together(config: str, *, is_of_parts: bool, is_of_values: bool) -> None:
-    """UserError for a paper's table, and for options of a search for parts beside those of a search for values."""
+    """UserError for a paper's table, and for options of a search for parts besides those of a search for values."""
     from fedsim.studies.tables import find_table
 
     if find_table(config):

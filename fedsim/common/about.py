@@ -9,6 +9,7 @@ from fedsim.common.errors import UserError
 
 DISTRIBUTION = "feddg-sim"  # its name on a package index; another project is called fedsim there
 VERSION = "0.2.0"
+FORMER_SLOTS = {"client": "step"}  # {a name in the files of version 0.2.0 and before: the slot's name now}
 FORMAT = 1  # of a run's folder, its checkpoint and the image cache; another number is not read (docs/versions.md)
 
 

@@ -1,4 +1,4 @@
-"""Metrics of predicted classes beside the accuracy, on arrays: macro F1 and the area under the ROC curve.
+"""Metrics of predicted classes besides the accuracy, on arrays: macro F1 and the area under the ROC curve.
 
 A class without an example is left out of every mean over classes: nothing can be measured on it.
 """

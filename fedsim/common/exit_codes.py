@@ -155,7 +155,7 @@ def refuse_hidden_packages() -> None:
     for name in OWN_PACKAGES:
         spec = importlib.util.find_spec(name)
         if not spec:
-            raise UserError(f"the package {name!r} of fedsim is missing beside {home / 'fedsim'}; install it again")
+            raise UserError(f"the package {name!r} of fedsim is missing next to {home / 'fedsim'}; install it again")
         places = [Path(place).resolve() for place in spec.submodule_search_locations or [spec.origin or ""]]
         if home / name not in places:
             raise UserError(

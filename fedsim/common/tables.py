@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MISSING = "\N{EN DASH}"
 INDENT = "  "  # of a row of details
 WIDEST = 10_000  # letters of a line, more than any table has
-BETWEEN = 3  # letters of a line and two blanks, which each column has beside its text
+BETWEEN = 3  # letters of a line and two blanks, which each column has besides its text
 PLACES = {0: "", 1: "bold green", 2: "underline"}  # rich's styles of the first and the second place of a column
 ROWS = {"": "", "published": "dim italic", "detail": "dim"}  # rich's styles of the kinds of rows
 LATEX = str.maketrans(
@@ -134,7 +134,7 @@ class Table:
     def part(self, places: Iterable[int], title: str = "", subtitle: str = "") -> "Table":
         """A table of these columns with a title of its own, without notes.
 
-        Rows that have nothing beside their first cell are left out.
+        Rows that have nothing besides their first cell are left out.
         """
         places = list(places)
         rows = []

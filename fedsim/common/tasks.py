@@ -29,7 +29,7 @@ class Task:
         own, and their classes are strata
     can_be_undefined: whether some examples give the primary metric no value, as one class gives an AUROC none
     maps: whether there are targets for every pixel
-    further: what each validation measures beside the primary metric
+    further: what each validation measures besides the primary metric
     """
 
     name: str
@@ -113,7 +113,7 @@ BY_METRIC = {task.metric: task for task in TASKS.values()}
 OF_TENSORS = (MULTI_LABEL.name, REGRESSION.name)  # whose targets only tables, arrays and Datasets can give
 WITH_CLASSES = tuple(task.name for task in TASKS.values() if task.has_classes)
 ANY_TASK = tuple(TASKS)
-# Metrics of predicted classes by which a round may be selected, beside the primary one and the loss, with their titles.
+# Metrics of predicted classes by which a round may be selected, besides primary one and loss, with their titles.
 OF_CLASSES = {"macro_f1": "macro F1", "auroc": "AUROC"}
 SOURCE_TEST = "source_test_"  # and the primary metric: a column on images of sources that select nothing
 

@@ -1,4 +1,4 @@
-"""HTML from Jinja's templates, which lie beside the modules that fill them.
+"""HTML from Jinja's templates, which lie next to the modules that fill them.
 
 Every text that a template gets is escaped and loses its control characters; HTML (`Markup`) stays as it is.
 """

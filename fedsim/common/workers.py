@@ -1,6 +1,6 @@
 """A worker: how it gets tasks, how it is tried again when it dies, and how it is ended.
 
-How a worker is reached is the matter of four subclasses. A forked process and a Ray actor serve the clients of a run
+How a worker is reached is the matter of its subclasses. A forked process and a Ray actor serve the clients of a run
 (`fedsim.runtime`). A process of the fork server, a Ray task and a Slurm job run cells of sweeps (`fedsim.studies`).
 """
 

@@ -53,7 +53,7 @@ from fedsim.settings import DataSettings, data_root
 from fedsim.settings.plugins import called, load
 
 SUFFIXES = (*TABLES, ".npz")
-ARRAYS = ("label", "domain", "split", "group")  # of an .npz file, beside x
+ARRAYS = ("label", "domain", "split", "group")  # of an .npz file, next to x
 KEPT = 4  # opened data sets that a process keeps in memory
 
 

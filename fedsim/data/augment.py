@@ -134,7 +134,7 @@ def _originals(count: int, height: int, width: int, sizes: Tensor | None) -> tup
 
 
 def _corners(free_rows: Tensor, free_columns: Tensor, fitting: Tensor) -> tuple[Tensor, Tensor]:
-    """(top, left) [count, 1] of boxes: drawn where a box fits, else in the middle. The free ones are beside a box."""
+    """(top, left) [count, 1] of boxes: drawn where a box fits, else in the middle. The free ones are next to a box."""
     corner = torch.rand(2, len(fitting))[:, :, None]
     free = torch.stack([free_rows, free_columns])
     top, left = torch.where(fitting, (corner * (free + 1)).floor(), free // 2)

@@ -4,7 +4,7 @@
                                          digests.npy [N,16]
                                          looks.npy [N,192], which an entry gets when it is needed
 
-Images are squares, as in DomainBed's evaluation. Their own heights and widths are kept beside them, so that crops can
+Images are squares, as in DomainBed's evaluation. Their own heights and widths are kept next to them, so that crops can
 be drawn with the aspect ratio of the original.
 
 The hash covers data set, size, channels, format and the folder of the files. It also covers every file's relative path,
@@ -54,7 +54,7 @@ Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]  # images, labels, sizes
 class Planes:
     """What a file is decoded to by decode(path, side, bytes): `count` planes [C, s, s] of uint8, and its own size.
 
-    `key` names what the result depends on beside the file; it is empty for the colours of an image. The third thing
+    `key` names what the result depends on besides the file; it is empty for the colours of an image. The third thing
     that `decode` gives is what it has seen of the file, and `tally` makes one table for JSON of that of all files.
     """
 

@@ -1,4 +1,4 @@
-"""What the cache keeps beside the decoded images of a domain: digests of the files, and what the images look like."""
+"""What the cache keeps next to the decoded images of a domain: digests of the files, and what the images look like."""
 
 import contextlib
 import io
@@ -35,7 +35,7 @@ def image_looks(entry: Entry) -> np.ndarray:
 
 
 def kept(entry: Entry, name: str, shape: tuple[int, int], make: Callable[[], np.ndarray]) -> np.ndarray:
-    """The uint8 array of a file beside a domain's decoded images, made where it is not there."""
+    """The uint8 array of a file next to a domain's decoded images, made where it is not there."""
     file = entry.folder / name
     with contextlib.suppress(OSError, ValueError, EOFError):
         values = np.load(file, allow_pickle=False)

@@ -19,7 +19,7 @@ Cells = Iterable[tuple[Path, bytes | None]]  # name and bytes of each image; Non
 
 
 def decoded(file: Path, shape: tuple[int, ...], cells: Callable[[], Cells]) -> Kept:
-    """Images uint8 [N,3,s,s] of `shape` in the file; from those beside it their own heights and widths [N,2], and what
+    """Images uint8 [N,3,s,s] of `shape` in the file; from those next to it their own heights and widths [N,2], and what
     decoding has seen of them.
 
     They are decoded from `cells` when a file is not there or is damaged. Raises UserError when they cannot be written.

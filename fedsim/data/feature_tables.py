@@ -227,7 +227,7 @@ def with_features(columns: Columns, header: Iterable[str], where: object) -> Col
                 f"data.columns: {name!r} is a feature, and also the label, the domain, the split or the group"
             )
     if not features:
-        raise UserError(f"{where} has no column beside label and domain; a row needs at least one feature")
+        raise UserError(f"{where} has no column besides label and domain; a row needs at least one feature")
     return replace(columns, features=features)
 
 

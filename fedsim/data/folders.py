@@ -111,7 +111,7 @@ def _list_by_levels(root: Path, data: DataSettings, bench: Benchmark, domain: st
 
 
 def other_files(listings: Mapping[str, Listing]) -> list[Finding]:
-    """A finding where the class folders of a domain hold files of other kinds, which stand beside no image.
+    """A finding where the class folders of a domain hold files of other kinds, which stand next to no image.
 
     A file that has an image's name with another ending belongs to it, and one file of its kind is a note or a list.
     """
@@ -129,7 +129,7 @@ def other_files(listings: Mapping[str, Listing]) -> list[Finding]:
         several = {suffix: count for suffix, count in counts.items() if count > 1}
         if several:
             kinds = ", ".join(f"{count:,} {suffix}" for suffix, count in sorted(several.items()))
-            text = f"{kinds} files lie in the class folders of {domain} beside its {len(listing.files):,} images and "
+            text = f"{kinds} files lie in the class folders of {domain} next to its {len(listing.files):,} images and "
             text += "are not read"
             remedy = "if they are images, write them as PNG"
             findings.append(Finding("other-files", domain, sum(several.values()), text, remedy))

@@ -2,7 +2,7 @@
 
 Each partition is a domain:
 
-    # my_data.py, beside the experiment file that has data.dataset = "my_data:federated"
+    # my_data.py, next to the experiment file that has data.dataset = "my_data:federated"
     federated = FederatedDataset(dataset="imagefolder", data_dir="photos",
                                  partitioners={"train": NaturalIdPartitioner("hospital")})
 """

@@ -40,7 +40,7 @@ SETTINGS = ("data.classes", "data.columns", "data.domains", "data.levels", "data
 
 
 class Found(NamedTuple):
-    """The result of the inspection of one file; `treated`: what decoding does with it beside reading RGB values."""
+    """The result of the inspection of one file; `treated`: what decoding does with it besides reading RGB values."""
 
     file: Path
     domain: str
@@ -68,7 +68,7 @@ def inspect(path: Path, overrides: Sequence[str] = ()) -> Inspection:
     """Inspects a folder DOMAIN/CLASS/IMAGE or a table; `overrides`: key=value of SETTINGS, as for a run.
 
     Every image is read to its end (at most 20,000 per domain). The result names files that cannot be read, classes
-    without images, images beside class folders, and files with equal bytes in two classes or two domains. It counts
+    without images, images next to class folders, and files with equal bytes in two classes or two domains. It counts
     other duplicates. Raises UserError where there are no domains and classes, and for an override without effect here.
     """
     usual = _settings(path, given_in(overrides, path))
@@ -223,7 +223,7 @@ def _loose(path: Path) -> list[str]:
     places = [path, *(path / name for name in subfolders(path))] if path.is_dir() else []
     files = [file for place in places for file in sorted(place.iterdir()) if file.is_file()]
     images = [file for file in files if file.suffix.lower() in IMAGE_SUFFIXES]
-    return _listed([f"{file} is in no class folder and is not read" for file in images], "beside class folders")
+    return _listed([f"{file} is in no class folder and is not read" for file in images], "next to class folders")
 
 
 def _doubles(files: list[Found], classes: tuple[str, ...]) -> list[str]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 SEPARATORS = "|;,+&"  # that stand between the labels of one image
 MEASURED = 10  # different numbers from which labels may be measured values
 FEW_ROWS = 3  # for each number, below which whole numbers look measured
-# Texts that pandas reads as an empty cell, beside an empty text.
+# Texts that pandas reads as an empty cell, besides an empty text.
 READ_AS_EMPTY = {
     "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA", "NULL",
     "NaN", "None", "n/a", "nan", "null",

@@ -94,7 +94,7 @@ def refuse_unclear_levels(root: Path, data: DataSettings) -> None:
 
 
 def _folders_alone(folder: Path) -> set[str]:
-    """The names of the folders in a folder that holds no file beside them; empty where it holds files."""
+    """The names of the folders in a folder that holds no file next to them; empty where it holds files."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if not entry.name.startswith(".") and entry.is_file():

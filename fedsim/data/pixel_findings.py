@@ -1,6 +1,6 @@
 """What the image files of a domain lose when they are decoded, of all of its files or of a part of them.
 
-tally_of([measures, ...])           ->  plain numbers, which the cache keeps beside the decoded images
+tally_of([measures, ...])           ->  plain numbers, which the cache keeps next to the decoded images
 pixel_findings("oslo", numbers)  ->  the findings in them
 """
 

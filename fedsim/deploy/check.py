@@ -233,7 +233,7 @@ def compare_sites(
     online: dict[int, bool],
     answers: list[dict[str, Any]],
 ) -> tuple[list[Finding], list[str]]:
-    """Returns (a finding per site, problems of no site): the answers beside the federation and the experiment."""
+    """Returns (a finding per site, problems of no site): the answers besides the federation and the experiment."""
     by_node = {answer["node"]: answer for answer in answers}
     findings = []
     for site in federation.sites:

@@ -92,7 +92,7 @@ class Federation(Settings):
     )
     names: list[str] = Field([], description="further host names and IP addresses in the server's certificate")
     days: int = Field(365, ge=1, le=3650, description="validity of the certificates")
-    kits: Path = Field(Path(), description="folder of the kits; empty: <name>-kits beside the TOML file")
+    kits: Path = Field(Path(), description="folder of the kits; empty: <name>-kits next to the TOML file")
     wheel: str = Field(
         "",
         description="fedsim's wheel, to be put into the kits: a site's start.sh installs it where fedsim is missing",

@@ -4,7 +4,8 @@
     <kits>/server/      CA and server certificate, scripts, nginx.conf, sites/*.pub, connection of the operator's flwr
     <kits>/<site>/      ca.crt, the site's own key, site.env, the app bundles that it runs, scripts, peers
 
-Everything is written into a new folder beside the kits first; existing kits are then left alone, completed or replaced.
+Everything is written into a new folder next to the kits first. Existing kits are then left alone, completed or
+replaced.
 """
 
 import fcntl
@@ -315,7 +316,7 @@ def _copy(kind: str, kit: Path, **values: str) -> None:
 
 @contextmanager
 def _new_folder(federation: Federation) -> Iterator[Path]:
-    """Makes a folder (0700) beside the kits, which is removed afterwards unless it was renamed."""
+    """Makes a folder (0700) next to the kits, which is removed afterwards unless it was renamed."""
     parent = federation.kits.parent
     parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f".{federation.kits.name}-", dir=parent))

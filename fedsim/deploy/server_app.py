@@ -39,7 +39,7 @@ class BoundedGrid(QuickGrid):
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Entry point of a run that `fedsim run --runtime deployment` has submitted; runs beside the SuperLink."""
+    """Entry point of a run that `fedsim run --runtime deployment` has submitted; runs next to the SuperLink."""
     with marked():
         plan = resolve(experiment_of(dict(context.run_config)))
         federation = plan.experiment.run.federation

@@ -99,8 +99,8 @@ def check_node_config(words: Sequence[str]) -> None:
     rest = " ".join(PAIR.sub("", text).split())
     if rest:
         raise UserError(
-            f"{rest!r} in this site's settings is not key=value; NODE_CONFIG in site.env has no spaces beside '=', and "
-            "no folder in it has an apostrophe"
+            f"{rest!r} in this site's settings is not key=value; NODE_CONFIG in site.env has no spaces next to '=', "
+            "and no folder in it has an apostrophe"
         )
     try:
         parsed = private("flwr.common.config:parse_config_args")([text])

@@ -93,7 +93,7 @@ def become_flowers_own(own: str, words: list[str]) -> None:
 def serve(folder: Path, parent: int = 0, caller: int | None = None) -> None:
     """Do tasks until SIGTERM, or until the process `parent` is gone.
 
-    folder: the kit. caller: id of the user whose tasks are done beside this process's own user's; the folder is then
+    folder: the kit. caller: id of the user whose tasks are done next to this process's own user's; the folder is then
     this user's own, and the caller's SuperNode writes the program that Flower starts.
     """
     if parent:

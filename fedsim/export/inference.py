@@ -35,8 +35,8 @@ def labelled_images(folder: Path, classes: Sequence[str]) -> list[Labelled]:
     """Finds the images below FOLDER/CLASS or FOLDER/DOMAIN/CLASS, for the classes that the model knows.
 
     Hidden files and folders are left out and links are followed, as in training. A class without images is allowed.
-    Raises UserError when no folder has the name of a class, when another folder lies beside class folders, and when a
-    domain has images but no folder of a class. It also refuses a file of another kind, and a folder without images.
+    Raises UserError when no folder has the name of a class, when another folder lies in their place, and when a domain
+    has images but no folder of a class. It also refuses a file of another kind, and a folder without images.
     """
     if not folder.is_dir():
         raise UserError(f"no folder {folder}; name one that has a folder of images per class, or per domain and class")
@@ -65,7 +65,7 @@ def _has_images(folder: Path) -> bool:
 def _domain(folder: Path, name: str, classes: Sequence[str]) -> Labelled | None:
     """The labelled images of FOLDER/CLASS; None when no folder has the name of a class.
 
-    Raises UserError when another folder lies beside those of classes.
+    Raises UserError when another folder lies next to those of classes.
     """
     matches = {subfolder: matching(subfolder, classes) for subfolder in subfolders(folder)}
     if not any(matches.values()):

@@ -7,7 +7,7 @@ from strategies.wire.own_apps import names_for
 
 # Slots in which a part of its own would have to act on the client.
 ON_CLIENTS = (
-    "share", "compress", "objective", "update", "companions", "client", "terms", "batches", "augment", "unlabelled",
+    "share", "compress", "objective", "update", "companions", "step", "terms", "batches", "augment", "unlabelled",
     "norm", "inserts", "infer", "visits",
 )  # fmt: skip
 

@@ -91,7 +91,7 @@ def assemble(method: Mapping[str, Json], values: Mapping[str, JsonTable]) -> Rec
 def _asked(method: Mapping[str, Json]) -> Recipe:
     """The row with the parts that the settings name, before other parts that these need."""
     recipe = functools.reduce(combine, [(word, find_row(word)) for word in method["name"].split("+")])[1]
-    for slot in sorted((key for key in method if key in SLOTS), key=lambda slot: slot != "client"):
+    for slot in sorted((key for key in method if key in SLOTS), key=lambda slot: slot != "step"):
         recipe = exchange(recipe, slot, method[slot])
     return add(recipe, method.get("add", []), method)
 

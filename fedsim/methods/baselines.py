@@ -53,7 +53,7 @@ BASELINE_METHODS: dict[str, Recipe] = {
     ),
     "fpl": Recipe(terms=(PrototypeContrast(),), banks=(Prototypes(),), paper="Huang et al., CVPR 2023: FPL"),
     "fedadg": Recipe(
-        client=AdversarialReference(),
+        step=AdversarialReference(),
         banks=(FeatureGenerator(),),
         paper="Zhang et al., 2021 (arXiv 2111.10487): FedADG",
     ),

@@ -85,10 +85,10 @@ def _assumed(part: Part) -> Facts:
 
 
 def _alone(recipe: Recipe) -> str:
-    """Which part acts beside another one, exchanges a record or waits for a visit, and the other is not there."""
+    """Which part acts only with another one, exchanges a record or waits for a visit, and the other is not there."""
     for _, part in recipe.pairs:
         if part.belongs_to and part.belongs_to not in recipe.named:
-            return f"{part_name(part)} acts only beside {part.belongs_to}; add that part, or leave this one out"
+            return f"{part_name(part)} acts only together with {part.belongs_to}; add that part, or leave this one out"
     banks = {bank.name: bank for bank in recipe.banks}
     senders = recipe.contributors()
     for name, bank in banks.items():

@@ -20,7 +20,7 @@ COSTS = Path(__file__).with_name("step_costs.csv")  # written by benchmarks/step
 # Without banks and reports: parts in these slots send what a part of another slot needs.
 SIDES = {
     "server": ("share", "compress", "weights", "fuse", "refine", "visits"),
-    "clients": ("objective", "update", "companions", "client", "terms", "batches", "augment", "unlabelled"),
+    "clients": ("objective", "update", "companions", "step", "terms", "batches", "augment", "unlabelled"),
     "model": ("norm", "inserts", "infer"),
 }
 
@@ -75,8 +75,8 @@ def in_words(recipe: Recipe) -> str:
         names = parts.pop(slot, [])
         return [words + " and ".join(names)] if names else [otherwise] if otherwise else []
 
-    sentences = named("client", "The local step is ")
-    loss, move = (fact not in recipe.client.breaks for fact in (Fact.OBJECTIVE, Fact.UPDATE))
+    sentences = named("step", "The local step is ")
+    loss, move = (fact not in recipe.step.breaks for fact in (Fact.OBJECTIVE, Fact.UPDATE))
     step = named("objective", "takes the loss of ", "takes the task's loss" if loss else "")
     step += named("terms", "adds ") + named(
         "update", "moves the weights by ", "moves the weights by one gradient" if move else ""

@@ -27,7 +27,7 @@ SLOTS: dict[str, type[Part]] = {
     "objective": Objective,
     "update": LocalUpdate,
     "companions": Companion,
-    "client": Step,
+    "step": Step,
     "terms": Term,
     "batches": Batches,
     "augment": Augment,

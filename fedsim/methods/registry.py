@@ -30,7 +30,7 @@ FOLDERS = {
     "objective": "clients.objective",
     "update": "clients.update",
     "companions": "clients.companions",
-    "client": "clients.step",
+    "step": "clients.step",
     "terms": "clients.terms",
     "batches": "clients.batches",
     "augment": "clients.augment",

@@ -76,7 +76,7 @@ DOMAIN_METHODS: dict[str, Recipe] = {
         tried_with=MIXED,
     ),
     "fish": Recipe(
-        client=InterDomain(),
+        step=InterDomain(),
         batches=EqualDomains(),
         paper="Shi et al., ICLR 2022: Fish, inside FedAvg",
         tried_with=MIXED,

@@ -27,7 +27,7 @@ STYLE_METHODS: dict[str, Recipe] = {
         weights=Uniform(),
         paper="Park et al., NeurIPS 2023: StableFDG",
     ),
-    "elcfs": Recipe(client=EpisodicStep(), banks=(AmplitudeBank(),), paper="Liu et al., CVPR 2021 (FedDG)"),
+    "elcfs": Recipe(step=EpisodicStep(), banks=(AmplitudeBank(),), paper="Liu et al., CVPR 2021 (FedDG)"),
     "fedccrl": Recipe(objective=AlignedViews(), banks=(PixelStatistics(),), paper="Wang et al., 2024: FedCCRL"),
     "fisc": Recipe(terms=(StyleContrast(),), banks=(InterpolationStyle(),), paper="Nguyen et al., ICDCS 2025: FISC"),
     "fedrdn": Recipe(

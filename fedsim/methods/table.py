@@ -1,4 +1,4 @@
-"""All methods, each as a recipe of exchangeable parts. Start reading here.
+"""All methods, each as a recipe of exchangeable parts. Start reading here; some rows stand in files next to this one.
 
 A row names the parts in which the method differs from FedAvg. On the command line `a+b` combines two rows, and
 `method.guiding_head.weight=0.25` sets a field of a part. `method.weights="uniform"` replaces a part, and
@@ -85,7 +85,7 @@ METHODS: dict[str, Recipe] = {
         discloses="adapters, norm and head only; the server uses single clients' models where it distils",
     ),
     "fada": Recipe(
-        client=DisentanglingAdversary(),
+        step=DisentanglingAdversary(),
         inserts=(Disentangler(),),
         banks=(DomainIdentifiers(), TargetFeatures()),
         weights=TargetAttention(),
@@ -126,7 +126,7 @@ METHODS: dict[str, Recipe] = {
         discloses="one number per round more than FedAvg: how much better the client's own model fits",
     ),
     "csac": Recipe(
-        client=SemanticCalibration(),
+        step=SemanticCalibration(),
         fuse=SemanticDivergence("l2"),
         paper="Yuan et al., TKDE 2023",
         discloses="more than FedAvg once: a model trained to convergence on the client's data alone",

@@ -117,7 +117,7 @@ def clip_row(name: str, options: Mapping[str, Any]) -> Backbone:
 
 
 def _facts(name: str, tag: str) -> tuple[bool, tuple[float, ...], tuple[float, ...]]:
-    """What published weights need beside their model: whether GELU is the quick one, and the mean and deviation."""
+    """What published weights need besides their model: whether GELU is the quick one, and the mean and deviation."""
     import open_clip
 
     config = (open_clip.get_pretrained_cfg(name, tag) or {}) if tag else {}

@@ -160,7 +160,7 @@ def _stages(backbone: nn.Module, outputs: Mapping[str, int], ends: Mapping[int, 
 
 
 def _frontier(module: nn.Module, outputs: set[str], prefix: str = "") -> Iterator[str]:
-    """Paths of the modules that are beside the outputs in the tree of modules, in the order of registration."""
+    """Paths of the modules that are next to the outputs in the tree of modules, in the order of registration."""
     for name, child in module.named_children():
         path = f"{prefix}{name}"
         if path not in outputs and any(output.startswith(path + ".") for output in outputs):

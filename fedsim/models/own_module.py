@@ -48,7 +48,7 @@ def copies_of(module: nn.Module) -> Callable[[], nn.Module]:
 
 
 def _headless(make: Callable[[], nn.Module], name: str, shape: tuple[int, ...]) -> nn.Module:
-    """The module with the identity in the place of its head, which is kept beside it.
+    """The module with the identity in the place of its head, which is kept next to it.
 
     Raises UserError without a Linear, for inputs that the module does not take, and where something follows the head.
     """

@@ -43,7 +43,7 @@ class TaskRules:
 
     metric: its primary metric, under the name that columns use
     maps: the backbone gives features of every pixel, and the outputs are maps
-    further: what a validation measures beside the metric
+    further: what a validation measures besides the metric
     """
 
     metric: ClassVar[str]

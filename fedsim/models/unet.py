@@ -21,7 +21,7 @@ class DoubleConv(nn.Sequential):
 
 
 class Up(nn.Module):
-    """The deeper map at twice its size (bilinear) beside the map of the same level, then a double convolution."""
+    """The deeper map at twice its size (bilinear) next to the map of the same level, then a double convolution."""
 
     def __init__(self, deep: int, skip: int, outputs: int) -> None:
         super().__init__()

@@ -71,12 +71,12 @@ class Part:
 
     @property
     def breaks(self) -> Facts:
-        """Facts that do not hold beside this part."""
+        """Facts that do not hold together with this part."""
         return ()
 
     @property
     def provides(self) -> Facts:
-        """Facts that hold only beside a part that provides them."""
+        """Facts that hold only together with a part that provides them."""
         return ()
 
     @property

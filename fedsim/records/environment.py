@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, StrictInt, ValidationError
 
-from fedsim.common.about import FORMAT, VERSION, installed_version
+from fedsim.common.about import FORMAT, FORMER_SLOTS, VERSION, installed_version
 from fedsim.common.cores import free_cores
 from fedsim.common.errors import UserError
 from fedsim.records.readers import AGAIN, read_json
@@ -202,7 +202,18 @@ def read_environment(run: Path) -> dict[str, Any]:
             f"{file}: the run has {_format_text(record)}, and this version of fedsim reads format {FORMAT}; read it "
             "with the version that wrote it, or remove the folder and make the run again"
         )
+    if "recipe" in record:
+        record["recipe"] = _with_todays_slots(record["recipe"])
     return record
+
+
+def _with_todays_slots(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """A recorded recipe, by `slot.part`, with the slots of a former version under their names of today."""
+    todays = {}
+    for name, fields in recipe.items():
+        slot, part = name.split(".", 1)
+        todays[f"{FORMER_SLOTS.get(slot, slot)}.{part}"] = fields
+    return todays
 
 
 def _format_text(record: Mapping[str, Any]) -> str:

@@ -167,7 +167,7 @@ def _read_run(path: Path, only: Sequence[str]) -> Record:
 
 
 def _require_keys(file: Path, experiment: Experiment, summary: "pd.DataFrame") -> None:
-    """UserError for a summary whose method, target or seed the settings beside it lack: these are cut off."""
+    """UserError for a summary whose method, target or seed the settings next to it lack: these are cut off."""
     run = experiment.run
     keys = {"method": (experiment.method_name, "fedavg"), "target": (run.target, ""), "seed": (run.seed, 0)}
     for key, (value, default) in keys.items():

@@ -1,4 +1,4 @@
-"""What an inference rule needs of the clients beside the model, such as COPA's heads: kept with a run's models."""
+"""What an inference rule needs of the clients besides the model, such as COPA's heads: kept with a run's models."""
 
 import json
 from pathlib import Path

@@ -81,7 +81,7 @@ def perturbed(content: RecordDict, message: Message, context: Context, train: Tr
     # clients would add the same noise, and the difference of two updates would have none.
     np.random.seed(np.frombuffer(os.urandom(64), np.uint32))
     mod = LocalDpMod(clip, 2 * clip, epsilon, delta)
-    # The server's own records beside the model (FedCM's direction) follow from perturbed models.
+    # The server's own records besides the model (FedCM's direction) follow from perturbed models.
     received = RecordDict({"arrays": arrays_of(message.content)["arrays"]})
     alone = with_content(message, received)
     reply = mod(alone, context, lambda asked, _: Message(content, reply_to=asked))

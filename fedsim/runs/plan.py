@@ -191,8 +191,8 @@ def check_loss(train: TrainSettings, recipe: Recipe, bench: Benchmark) -> None:
     weights, task = train.class_weights, TASKS[bench.task]
     if train.huber and bench.task != REGRESSION.name:
         raise UserError(f"train.huber is the loss of a regression, and the task here is {bench.task}; leave it at 0")
-    if train.huber and recipe.client.own_loss:
-        raise UserError(f"{part_name(recipe.client)} computes a loss of its own, without train.huber; leave it at 0")
+    if train.huber and recipe.step.own_loss:
+        raise UserError(f"{part_name(recipe.step)} computes a loss of its own, without train.huber; leave it at 0")
     if not weights and not train.focal:
         return
     if not task.has_classes:
@@ -205,8 +205,8 @@ def check_loss(train: TrainSettings, recipe: Recipe, bench: Benchmark) -> None:
     if weights and (len(weights) != len(bench.classes) or not any(weights)):
         raise UserError(f"train.class_weights needs a number for each of the {len(bench.classes)} classes of "
                         f"{bench.title}, not all of them 0: {', '.join(bench.classes)}")  # fmt: skip
-    if recipe.client.own_loss:
-        raise UserError(f"{part_name(recipe.client)} computes a loss of its own, without train.class_weights and "
+    if recipe.step.own_loss:
+        raise UserError(f"{part_name(recipe.step)} computes a loss of its own, without train.class_weights and "
                         "train.focal; leave both at their defaults")  # fmt: skip
 
 

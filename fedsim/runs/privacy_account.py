@@ -11,7 +11,7 @@ are drawn at random in each round are protected better. The optional package dp-
 takes part in every round, which is an upper bound.
 
 A run that was killed repeats the rounds after its checkpoint, with new noise: these are further releases. The run
-therefore counts the rounds that it has begun in a file beside its token.
+therefore counts the rounds that it has begun in a file next to its token.
 """
 
 import math
@@ -37,7 +37,7 @@ def begun_rounds(folder: Path) -> int:
     return int(file.read_text()) if file.is_file() else 0
 
 
-def begin_round(folder: Path) -> None:
+def count_round(folder: Path) -> None:
     """Counts a round, before anything is asked of the clients."""
     count = begun_rounds(folder) + 1
     atomic_write(folder / BEGUN, str(count), durable=True)

@@ -65,7 +65,7 @@ def serve(
 ) -> Path:
     """Carries out (or resumes) one run with the clients of a grid; returns the run's folder.
 
-    sinks: are told of each round, beside the run's records
+    sinks: are told of each round, besides the run's records
     identify: gives the registered site to which a node's key belongs; the node may act only as that site. Without it,
     nodes are believed.
     """
@@ -160,7 +160,7 @@ def make_strategy(space: Workspace, session: Session, run_config: Config) -> Fed
 
 
 def columns_of(space: Workspace) -> set[str]:
-    """The metrics that a reply of our own client to a train message may have, beside those that every reply has."""
+    """The metrics that a reply of our own client to a train message may have, besides those that every reply has."""
     columns = set(OPTIONAL)
     for part in space.recipe.of(Part):
         columns.update(part.columns)

@@ -1,4 +1,7 @@
-"""One run on the server's side: evaluates the target, writes records, selects the best round, saves checkpoints."""
+"""One run's folder on the server: opens or resumes it, writes the records, selects the best round, saves checkpoints.
+
+The round itself has evaluated the unseen domain; only a domain that is held out to select the round is evaluated here.
+"""
 
 import contextlib
 import logging
@@ -47,7 +50,7 @@ from fedsim.runs.local_models import LocalModels
 from fedsim.runs.longer import reopen
 from fedsim.runs.origin import Origin, earlier_origins, metadata_of, own_origin
 from fedsim.runs.personal import personal_entries, write_personal
-from fedsim.runs.privacy_account import begin_round, last_round, refuse_budget, repeated_rounds, spent, statement
+from fedsim.runs.privacy_account import count_round, last_round, refuse_budget, repeated_rounds, spent, statement
 from fedsim.runs.round_rows import refuse_unmade, round_row, score_of
 from fedsim.runs.undefined import VALIDATIONS, undefined_validations
 from fedsim.runs.workspace import device_record
@@ -88,7 +91,7 @@ class Unwritten:
 
 
 class Session:
-    """Opens or resumes a run's folder. After each round it evaluates and selects; it records and saves checkpoints.
+    """Opens or resumes a run's folder. After each round it records and selects, and it saves checkpoints.
 
     What rounds of less than a second have made waits in memory. A kill loses only rounds after the last checkpoint,
     which the same command computes again.
@@ -200,7 +203,7 @@ class Session:
         self.note("sites", versions_so_far(self.environment.get("sites", self.sites_before), sites))
 
     def note(self, name: str, value: Json) -> None:
-        """Record a fact of this run beside its environment, if there is anything to say."""
+        """Record a fact of this run besides its environment, if there is anything to say."""
         if value:
             self.environment |= {name: value}
             self._write_environment()
@@ -217,7 +220,7 @@ class Session:
     def begin_round(self, number: int) -> None:
         """Counts a round that begins now, if this run counts them; 0: the prelude, if there is one."""
         if self.counts_rounds and (number or self.space.recipe.prelude):
-            begin_round(self.checkpoint_folder)
+            count_round(self.checkpoint_folder)
 
     def end_round(self, result: RoundResult) -> None:
         """Takes up the records of a round, and its model if it is the best one so far; writes them when it is time."""
@@ -402,12 +405,12 @@ class Session:
             self._keep_entries("best", best.entries)
 
     def _entries(self, state: ServerState) -> Entries:
-        """What the inference rule needs of the clients beside a model: the tensors of its bank, by client."""
+        """What the inference rule needs of the clients besides a model: the tensors of its bank, by client."""
         bank = state.banks.get(self.space.recipe.infer.bank, {})
         return {client: dict(arrays) for client, arrays in bank.items()}
 
     def _keep_entries(self, which: str, entries: Entries, folder: Path | None = None) -> None:
-        """Saves these entries beside that model (of the run's folder by default)."""
+        """Saves these entries next to that model (of the run's folder by default)."""
         keep_entries(folder or self.folder, which, self.space.recipe.infer.bank, entries)
 
     def _scores_so_far(self) -> list[float]:

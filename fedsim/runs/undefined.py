@@ -11,7 +11,7 @@ from fedsim.common.values import Row
 from fedsim.runs.target import TargetEvaluator
 from fedsim.runs.workspace import Workspace
 
-VALIDATIONS = "(validation)"  # the key of what is said of clients, beside the name of the unseen domain
+VALIDATIONS = "(validation)"  # the key of what is said of clients, besides the name of the unseen domain
 
 
 def undefined_on_target(space: Workspace, evaluator: TargetEvaluator | None, tested: Sequence[int]) -> dict[str, str]:

@@ -82,6 +82,10 @@ class ForkedGrid(InlineGrid, RunCallback):
         """Return as many nodes as processes: of so many messages each process gets one."""
         return self.node_ids[: len(self._processes)]
 
+    def run_callbacks(self) -> list[RunCallback]:
+        """This grid: it decides after the first round."""
+        return [self]
+
     def _fork(self, count: int) -> str:
         """Fork all processes; why this failed, which leaves the clients with this process."""
         self._divide(count)

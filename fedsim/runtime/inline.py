@@ -1,88 +1,12 @@
 """The inline runtime: all clients in this process, one after the other; needs no Ray."""
 
-import itertools
-from collections.abc import Iterable, Iterator
-from itertools import islice
-from typing import Any
+from collections.abc import Iterable
 
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Error, Message
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid
 
 from fedsim.common.errors import CLIENT_APP_RAISED
-from fedsim.flower.identity import assume_identity, stamp
-
-RUN_ID = 1
-
-
-class LocalGrid(Grid):
-    """Flower's Grid for clients that run in this process or in processes that it starts.
-
-    Subclasses define how messages are delivered.
-    """
-
-    at_once: int = 1  # messages that are delivered together
-
-    def __init__(self, nodes: int) -> None:
-        self._run = assume_identity(RUN_ID)
-        self._ids = itertools.count(1)
-        self._replies: dict[str, Message] = {}
-        self.node_ids = list(range(2, nodes + 2))  # node 1 is the server
-        self.contexts = {
-            node: Context(RUN_ID, node, {"partition-id": index, "num-partitions": nodes}, RecordDict(), {})
-            for index, node in enumerate(self.node_ids)
-        }
-
-    def deliver(self, messages: list[Message]) -> Iterable[Message]:
-        """The clients' replies, one per message, in the order of the messages."""
-        raise NotImplementedError
-
-    def set_run(self, run: Any) -> None:
-        """Flower calls this; it does nothing, because the run is known since the construction."""
-        self._run = run
-
-    @property
-    def run(self) -> Any:
-        """Flower's run information."""
-        return self._run
-
-    def get_node_ids(self) -> list[int]:
-        """Ids of the clients' nodes."""
-        return self.node_ids
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        """A message to a node."""
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
-
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Deliver messages; returns their ids."""
-        messages = list(self._stamped(messages))
-        ids = [message.metadata.message_id for message in messages]
-        self._replies.update(zip(ids, self.deliver(messages), strict=True))
-        return ids
-
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """The replies that have arrived since the last call."""
-        return [self._replies.pop(key) for key in message_ids if key in self._replies]
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
-        """Deliver `at_once` messages at a time and yield their replies, so that few replies are in memory."""
-        source = self._stamped(messages)
-        while group := list(islice(source, self.at_once)):
-            for reply in self.deliver(group):
-                yield reply
-                del reply
-
-    def _stamped(self, messages: Iterable[Message]) -> Iterator[Message]:
-        """The messages, each with an id of its own."""
-        for message in messages:
-            stamp(message, f"m{next(self._ids)}")
-            yield message
-
-    def close(self) -> None:
-        """Release the resources of this runtime."""
+from fedsim.runtime.local_grid import LocalGrid
 
 
 class InlineGrid(LocalGrid):

@@ -12,7 +12,7 @@ from fedsim.runs import admission
 from fedsim.runs.plan import Plan, resolve, results_folder
 from fedsim.runs.serve import serve
 from fedsim.runtime.forked import ForkedGrid
-from fedsim.runtime.inline import LocalGrid
+from fedsim.runtime.local_grid import LocalGrid
 from fedsim.settings.experiment import Experiment
 from fedsim.settings.plugins import load
 
@@ -58,7 +58,7 @@ def play(plan: Plan, callbacks: Sequence[RunCallback] = ()) -> Path:
     started()
     grid = make_grid(plan, next((callback.note for callback in callbacks if hasattr(callback, "note")), logger.info))
     try:
-        return serve(grid, plan, [*callbacks, grid] if isinstance(grid, ForkedGrid) else callbacks)
+        return serve(grid, plan, [*callbacks, *grid.run_callbacks()])
     finally:
         grid.close()
 

@@ -18,7 +18,7 @@ from flwr.app import ArrayRecord, Message
 
 from fedsim.common.workers import stop
 from fedsim.runtime.cluster import import_ray, open_cluster, plan_workers
-from fedsim.runtime.inline import LocalGrid
+from fedsim.runtime.local_grid import LocalGrid
 from fedsim.runtime.message_bytes import (
     RecordBytes,
     TensorBytes,

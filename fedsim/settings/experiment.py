@@ -17,9 +17,18 @@ from types import UnionType
 from typing import Annotated, Any, Union, get_origin
 
 import tomli_w
-from pydantic import AfterValidator, BaseModel, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
+from fedsim.common.about import FORMER_SLOTS
 from fedsim.common.errors import UserError, nearest
 from fedsim.settings import DataSettings, ModelSettings, RunSettings, Settings, TrainSettings, folder_name
 
@@ -37,6 +46,17 @@ class Experiment(Settings):
     )
     run: RunSettings = RunSettings()
     _preset: tuple[str, tuple[str, ...]] = PrivateAttr(("", ()))  # its name, and keys of [method] that it alone sets
+
+    @field_validator("method", mode="before")
+    @classmethod
+    def _slots_have_todays_names(cls, method: Any) -> Any:
+        """The settings of the method, with a slot of a former version under its name of today."""
+        if not isinstance(method, dict):
+            return method
+        todays = {FORMER_SLOTS.get(key, key): value for key, value in method.items()}
+        if len(todays) < len(method):
+            raise ValueError("the slot `step` is given twice, because `client` is its former name; leave `client` out")
+        return todays
 
     @model_validator(mode="after")
     def _method_has_name(self) -> "Experiment":

@@ -90,7 +90,7 @@ class RunSettings(Settings):
     )
     record: list[Literal["alpha", "classes", "local_models"]] = Field(
         [],
-        description="what a run records beside the rest, for figures of papers: alpha of each test image in each "
+        description="what a run records besides the rest, for figures of papers: alpha of each test image in each "
         "layer, the training images of each client by class, and each client's trained model on every domain",
     )
     keep_personal: bool = Field(

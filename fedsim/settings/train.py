@@ -61,7 +61,7 @@ class TrainSettings(Settings):
         ge=0,
         allow_inf_nan=False,
         description="largest L2 norm of the gradient in a step of the model that is sent, over all its trained "
-        "tensors; what a part trains beside it is not limited; 0: no limit",
+        "tensors; what a part trains besides it is not limited; 0: no limit",
     )
     class_weights: list[Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(
         [],

@@ -1,4 +1,4 @@
-"""What each source contributes: every run again without one of its sources, beside the run with all of them.
+"""What each source contributes: every run again without one of its sources, next to the run with all of them.
 
     contribution of source s to target t = metric on t with all sources - metric on t without s
 

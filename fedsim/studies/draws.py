@@ -66,7 +66,7 @@ class Draws:
 class TunedMethods(Study):
     """The searches of all methods, unseen domains and trials, which are run together.
 
-    select: the rule under which the choices are shown, too, beside `best_validation`
+    select: the rule under which the choices are shown, too, besides `best_validation`
     """
 
     is_blind = True
@@ -143,7 +143,7 @@ def run_draws(
     Raises UserError for wrong input before any cell starts.
     """
     if select not in (DEFAULT_RULE, ORACLE):
-        raise UserError(f"--select {select}: draws are chosen by {DEFAULT_RULE}, or beside it by oracle")
+        raise UserError(f"--select {select}: draws are chosen by {DEFAULT_RULE}, or besides it by oracle")
     check_sampler(draws.sampler, draws.pruner)
     plans = plan_draws(config, draws, overrides, preset)
     rule = rule_title(DEFAULT_RULE, plans[0].runs)
@@ -196,7 +196,7 @@ def values_text(plan: PlannedSearch, trial: Trial) -> str:
 
 
 def flatness_columns(plan: PlannedSearch, different: Sequence[Trial]) -> dict[str, Any]:
-    """Return the score of the choice beside those of the other draws, whatever rule selects the draw that is shown."""
+    """Return the score of the choice next to those of the other draws, whatever rule selects the draw that is shown."""
     choice = chosen_trial(plan)
     scores = np.array([trial.score for trial in different if trial.score is not None])
     if choice is None or not len(scores):

@@ -27,7 +27,7 @@ from fedsim.studies.plan import Cell, rounds_on_disk
 
 FILE = Path(__file__).with_name("step_times.csv")
 KEY = ("dataset", "backbone", "bottleneck", "image_size", "batch_size", "precision", "method")
-STEP_SLOTS = ("objective", "update", "companions", "client", "terms", "augment", "norm", "inserts")
+STEP_SLOTS = ("objective", "update", "companions", "step", "terms", "augment", "norm", "inserts")
 COLUMNS = (*KEY, "milliseconds", "machine", "threads", "torch")
 
 

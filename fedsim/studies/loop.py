@@ -115,7 +115,7 @@ def show_missing_data(cells: Sequence[Cell]) -> None:
 
 
 def warn(text: str) -> None:
-    """Print a line in yellow beside the output; nothing for an empty text."""
+    """Print a line in yellow next to the output; nothing for an empty text."""
     if text:
         errors.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
 

@@ -242,4 +242,4 @@ def missing_data(cells: Sequence[Cell]) -> list[tuple[Cell, str]]:
 def rounds_on_disk(cell: Cell) -> int:
     """Return the number of rounds that an interrupted cell has recorded."""
     file = cell.folder / "rounds.csv"
-    return max(file.read_bytes().count(b"\n") - 2, 0) if file.is_file() else 0
+    return max(file.read_bytes().count(b"\n") - 2, 0) if file.is_file() else 0  # without the header and round 0

@@ -1,4 +1,4 @@
-"""Our runs of a paper's table beside the printed numbers: differences, and whether they are within the paper's ±.
+"""Our runs of a paper's table next to the printed numbers: differences, and whether they are within the paper's ±.
 
 The table is shown on the terminal, and written as CSV, Markdown and LaTeX.
 """
@@ -131,7 +131,7 @@ def reproduce(
     runs: Runs,
     select: str,
 ) -> Reproduction:
-    """Return our numbers of one block beside the paper's; UserError for runs that do not belong together."""
+    """Return our numbers of one block next to the paper's; UserError for runs that do not belong together."""
     base = row_experiment(block, block.rows[0])
     targets = block_targets(block, base.data)
     printed = printed_numbers(block.published, base)

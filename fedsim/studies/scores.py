@@ -82,7 +82,7 @@ def stages(folds: int) -> list[int]:
 
 
 def halve(scores: Mapping[int, float | None]) -> list[int]:
-    """Return the candidates of the next rung: the best third of all but the base, and the base beside them.
+    """Return the candidates of the next rung: the best third of all but the base, and the base besides them.
 
     A candidate without a score is never kept.
     """

@@ -392,7 +392,7 @@ def show_result(plan: PlannedSearch) -> None:
 
 
 def show_best(best: Trial, of_file: Trial) -> None:
-    """Print the score of the best trial beside that of the file's own values, and its settings to paste."""
+    """Print the score of the best trial next to that of the file's own values, and its settings to paste."""
     line = f"best: trial {best.number}, {percent(best.score or 0.0)}"
     if best is of_file:
         say(line)
@@ -425,7 +425,7 @@ def caveats(plan: PlannedSearch) -> list[str]:
 
 
 def command(plan: PlannedSearch, seeds: Sequence[int], values: dict[str, str]) -> str:
-    """Return the sweep that runs the values of a trial with other seeds, in folders beside those of the search."""
+    """Return the sweep that runs the values of a trial with other seeds, in folders next to those of the search."""
     grid = [f"{key}={text}" for key, text in values.items()]
     axes = Axes([plan.search.method], plan.targets, seeds, grid)
     return sweep_command(plan.config, axes, plan.overrides, plan.preset)

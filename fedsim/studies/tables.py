@@ -3,7 +3,7 @@
     fedsim sweep tables/fedig-a-table-5.toml          (a file in configs/tables/, or your own file)
 
 Each block of a table has one data set and one backbone, and is a separate experiment below outputs/<table>/. How our
-numbers stand beside the printed ones is in `reproduction.py`.
+numbers stand next to the printed ones is in `reproduction.py`.
 """
 
 import contextlib

@@ -16,6 +16,7 @@ from fedsim.common.console import errors
 from fedsim.common.files import atomic_write
 from fedsim.common.tasks import TASKS, Task
 from fedsim.data.benchmarks import task_of_data
+from fedsim.records.selection import DEFAULT_RULE
 from fedsim.studies.estimate import duration, measured_rates, observed_rates, time_left
 from fedsim.studies.plan import ENDED, Cell
 
@@ -30,17 +31,32 @@ def task_of(cell: Cell) -> Task:
     return TASKS[task_of_data(cell.experiment.data)]
 
 
-def last_target(folder: Path) -> float | None:
-    """What a run recorded on the target in its last round; None without a summary."""
+def recorded_target(folder: Path, rule: str) -> float | None:
+    """Return what a run recorded on the target in the round of a selection rule; None without a value."""
     file = folder / "summary.csv"
     if not file.is_file():
         return None
     lines = file.read_text(encoding="utf-8").splitlines()
     for row in csv.DictReader(lines):
         for name, value in row.items():
-            if name.startswith("last_target_") and value:
+            if name.startswith(f"{rule}_target_") and value:
                 return float(value)
     return None
+
+
+def _result(cell: Cell) -> str:
+    """Return the selected result of a finished cell, which a table shows, and the one of its last round, in words."""
+    task = task_of(cell)
+    last = recorded_target(cell.folder, "last")
+    if last is None:
+        last = cell.target_accuracy
+    if last is None:
+        return ""
+    of_last = f" {task.text(last)} at the last round"
+    selected = recorded_target(cell.folder, DEFAULT_RULE)
+    if selected is None:
+        return of_last
+    return f" {task.text(selected)} at the selected round,{of_last}"
 
 
 class SweepView:
@@ -116,11 +132,7 @@ class SweepView:
         """The line about a cell that has ended: its state, and the accuracy or the reason."""
         text = f"{cell.state}: {cell.title}"
         if cell.state == "finished" and not self._blind:
-            accuracy = cell.target_accuracy
-            if accuracy is None:
-                accuracy = last_target(cell.folder)
-            if accuracy is not None:
-                text += f" {task_of(cell).text(accuracy)} at the last round"
+            text += _result(cell)
         return f"{text}: {cell.reason}" if cell.reason else text
 
     def _note(self, left: float | None, ended: bool = False) -> None:

@@ -7,6 +7,7 @@ import functools
 import io
 import math
 from collections.abc import Collection, Mapping
+from typing import Literal
 
 import numpy as np
 import torch
@@ -99,8 +100,8 @@ def record_of(arrays: Mapping[str, Array]) -> ArrayRecord:
 
 
 @functools.lru_cache(maxsize=4096)
-def _parse_header(header: bytes) -> tuple[np.dtype, tuple[int, ...], bool]:
-    """(dtype, shape, fortran_order) of a whole .npy header."""
+def _parse_header(header: bytes) -> tuple[np.dtype, str, tuple[int, ...], Literal["C", "F"], int]:
+    """(dtype, its name, shape, order, bytes of the payload) of a whole .npy header. Raises ValueError for a bad one."""
     buffer = io.BytesIO(header)
     version = npy.read_magic(buffer)
     read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
@@ -110,7 +111,11 @@ def _parse_header(header: bytes) -> tuple[np.dtype, tuple[int, ...], bool]:
         shape, fortran_order, dtype = read(buffer, max_header_size=_MAX_HEADER)
     except Exception as error:  # numpy's parser may raise any error for a harmful header, e.g. TokenError
         raise ValueError(f"malformed .npy header ({type(error).__name__})") from None
-    return dtype, shape, fortran_order
+    if dtype.hasobject:
+        raise ValueError("arrays of Python objects are refused")
+    if any(size < 0 for size in shape):
+        raise ValueError(f"negative size in shape {shape}")
+    return dtype, str(dtype), shape, "F" if fortran_order else "C", math.prod(shape) * dtype.itemsize
 
 
 def _split(data: bytes | memoryview) -> tuple[bytes, int]:
@@ -128,20 +133,15 @@ def _decode(array: Array) -> np.ndarray:
     if array.stype != NUMPY_STYPE:
         raise ValueError(f"serialization {array.stype!r} is not {NUMPY_STYPE!r}")
     header, start = _split(array.data)
-    dtype, shape, fortran_order = _parse_header(header)
-    if dtype.hasobject:
-        raise ValueError("arrays of Python objects are refused")
-    if (_dtype_name(dtype), shape) != (array.dtype, tuple(array.shape)):
+    dtype, name, shape, order, expected = _parse_header(header)
+    if (name, shape) != (array.dtype, tuple(array.shape)):
         raise ValueError(f"declared {array.dtype}{list(array.shape)} but holds {dtype}{list(shape)}")
-    if any(size < 0 for size in shape):
-        raise ValueError(f"negative size in shape {shape}")
-    expected, present = math.prod(shape) * dtype.itemsize, len(array.data) - start
+    present = len(array.data) - start
     if expected != present:
         raise ValueError(f"payload of {present} bytes, {expected} expected")
     if not expected:
         return np.empty(shape, dtype)
-    flat = np.frombuffer(array.data, dtype, offset=start)
-    return flat.reshape(shape, order="F" if fortran_order else "C")
+    return np.frombuffer(array.data, dtype, offset=start).reshape(shape, order=order)
 
 
 def record_to_arrays(record: ArrayRecord) -> dict[str, np.ndarray]:

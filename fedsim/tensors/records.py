@@ -7,7 +7,7 @@ part of a round, and nothing here changes a message by it.
 
 from collections.abc import Mapping
 
-from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, MetricRecord, MetricRecordValues, RecordDict
 
 Config = dict[str, ConfigRecordValues]  # the content of a record with settings
 
@@ -16,6 +16,15 @@ def config_record(settings: Mapping[str, ConfigRecordValues]) -> ConfigRecord:
     """A record of settings of our own, which are known to be of Flower's types."""
     record = ConfigRecord()
     record.__dict__["_data"].update(settings)
+    return record
+
+
+def metric_record(metrics: Mapping[str, MetricRecordValues]) -> MetricRecord:
+    """A record of metrics. Only where one is neither an int nor a float does Flower's constructor check them all."""
+    if not all(type(value) in (int, float) for value in metrics.values()):
+        return MetricRecord(dict(metrics))
+    record = MetricRecord()
+    record.__dict__["_data"].update(metrics)
     return record
 
 

@@ -185,10 +185,10 @@ def shares_what_it_says(evidence: Evidence) -> str:
         count += 1
         sent = set(arrays_of(message)["arrays"])
         if sent != down:
-            return f"sent {sorted(sent ^ down)[:3]} beside the share rule"
+            return f"sent {sorted(sent ^ down)[:3]} against the share rule"
         returned = set(record_to_arrays(arrays_of(reply)["arrays"]))
         if returned != up:
-            return f"returned {sorted(returned ^ up)[:3]} beside the share rule"
+            return f"returned {sorted(returned ^ up)[:3]} against the share rule"
         if config["client"] == experiment.run.target:
             return "the unseen domain was asked to train"
     expected = experiment.train.rounds * len(evidence.plan.clients)

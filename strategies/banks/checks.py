@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from fedsim.parts.part import Part
 from fedsim.tensors.arrays import all_finite
 from strategies.parts import ArrayDict, Arrays, ServerRound
 from strategies.stored import heads_of
@@ -46,6 +47,13 @@ def misfit(arrays: Arrays, like: Arrays) -> str:
         if (shape, dtype) != expected[name]:
             return f"{name!r} is {dtype}{list(shape)}, expected {expected[name][1]}{list(expected[name][0])}"
     return ""
+
+
+def same_layout(part: Part, arrays: Arrays, like: Arrays) -> ArrayDict:
+    """The tensors that a part returned. ValueError names a part with a bug: they are not the model's."""
+    if reason := misfit(arrays, like):
+        raise ValueError(f"{type(part).__name__} returned tensors that are not the model's: {reason}")
+    return dict(arrays)
 
 
 def beyond_images(rows: int, client: str, server: ServerRound) -> str:

@@ -1,4 +1,4 @@
-"""FedIG's bank: the averages of the batch norm that clients keep, sent to them beside their own."""
+"""FedIG's bank: the averages of the batch norm that clients keep, sent to them next to their own."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,7 +11,7 @@ from strategies.parts import ArrayDict, Broadcast, ServerRound
 class GlobalBatchNorm(Broadcast):
     """G = {name: theta[name]} for the tensors that clients keep but upload (place `upload`): their fused values.
 
-    Source: FedIG. Clients train with their own batch norm and read the global one beside it. In a client's first round
+    Source: FedIG. Clients train with their own batch norm and read the global one next to it. In a client's first round
     its own batch norm starts from the global one. This needs a share rule that uploads the batch norm
     (`without_batch_norm`), and sends its bytes once more to the clients.
     """

@@ -34,7 +34,7 @@ def clipped_shares(products: np.ndarray, radius: float, iterations: int) -> np.n
 
 @dataclass(frozen=True)
 class CenteredClipping(Fuse):
-    """theta <- theta + v, v <- v + (1/K) sum_k (delta_k - v) min(1, r / ||delta_k - v||), `iterations` times a round.
+    """v <- v + (1/K) sum_k (delta_k - v) min(1, r / ||delta_k - v||), `iterations` times; then theta <- theta + v.
 
     Source: Karimireddy et al., ICML 2021, in the form of the later released code (byzantine-robust-noniid-optimizer).
     delta_k = theta_k - theta on the shared parameters, with one norm over all of them. v starts at 0, is kept over the

@@ -43,7 +43,7 @@ class SecureMean(Fuse):
     they are. Integer tensors (counters of steps, which the metrics tell anyway) are not masked. A round has three more
     small messages. The weights must follow from numbers of examples; parts that look at single updates, further banks
     and local noise are refused, and `run.update_limit` must
-    be 0: no one can compare updates. SECURITY.md says what a server that deviates from the protocol could do.
+    be 0: no one can compare updates. SECURITY-DETAILS.md says what a server that deviates from the protocol could do.
 
     limit: the largest change of a coordinate; a client whose change is larger fails with its name
     bits: 32 (as much traffic as float32) or 64

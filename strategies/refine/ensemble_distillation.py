@@ -42,7 +42,7 @@ class EnsembleDistillation(Refine):
         a(x) = 1/K sum_k f(theta_k; x)   the mean of the logits of this round's client models, b(x) = f(w; x)
 
     Source: PerAda (Xie et al., CVPR 2024), its server. The images have no labels. Only parameters that clients share
-    and that the prediction uses are trained (neither a projector beside the head nor FedIG-A's adapters). In every
+    and that the prediction uses are trained (neither a projector next to the head nor FedIG-A's adapters). In every
     round the learning rate falls to 0 along a cosine. The student is in training mode except for its batch norm; both
     see each image without augmentation. A round with the model of only one client is
     not changed, because teacher and student are equal, and neither are rounds after `rounds`. Without `data` nothing

@@ -70,7 +70,7 @@ class FedAvgM(FlowerOptimizer):
 class FedAdam(FlowerOptimizer):
     """theta <- theta + eta_t m / (sqrt(v) + tau), eta_t = eta sqrt(1 - beta_2^(t+1)) / (1 - beta_1^(t+1)).
 
-        m <- beta_1 m + (1 - beta_1) Delta ;  v <- beta_2 v + (1 - beta_2) Delta^2 ;  both start at 0
+        m <- beta_1 m + (1 - beta_1) Delta ;  v <- beta_2 v + (1 - beta_2) Delta^2 ;  both move first, from 0
 
     Source: Reddi et al., ICLR 2021 (FedAdam). The paper has no bias correction and starts v at tau^2 or more. This is
     Flower's form, with the exponent t + 1 in round t = 1, 2, ... With `beta_1 = beta_2 = 0` and eta = tau, FedAvg is
@@ -92,7 +92,7 @@ class FedAdam(FlowerOptimizer):
 class FedYogi(FlowerOptimizer):
     """theta <- theta + eta m / (sqrt(v) + tau).
 
-        m <- beta_1 m + (1 - beta_1) Delta ;  v <- v - (1 - beta_2) Delta^2 sign(v - Delta^2) ;  both start at 0
+        m <- beta_1 m + (1 - beta_1) Delta ;  v <- v - (1 - beta_2) Delta^2 sign(v - Delta^2) ;  both move first, from 0
 
     Source: Reddi et al., ICLR 2021 (FedYogi); the paper starts v at tau^2 or more. With `beta_1 = beta_2 = 0` and eta =
     tau, FedAvg is the limit for large eta.

@@ -16,7 +16,7 @@ from strategies.parts import Place, Share
 class WithoutBatchNorm(Share):
     """Batch norm (affine part, statistics, counters) stays on its client; the rest is shared.
 
-        client k:       theta <- sum_j p_j theta_j beside its own batch norm b_k
+        client k:       theta <- sum_j p_j theta_j next to its own batch norm b_k
         unseen domain:  the same theta with b = sum_j p_j b_j
 
     Source: FedBN (Li et al., ICLR 2021) with `scope="all"`; gPerXAN (CVPR 2024) with `scope="xan"`, where batch norm

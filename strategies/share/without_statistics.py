@@ -12,7 +12,7 @@ from strategies.parts import Place, Share
 class WithoutStatistics(Share):
     """Batch-norm statistics and counters stay on the client; the affine part is shared (SiloBN, Andreux et al. 2020).
 
-        client k:       theta <- sum_j p_j theta_j beside its own statistics s_k
+        client k:       theta <- sum_j p_j theta_j next to its own statistics s_k
         unseen domain:  the same theta with s = sum_j p_j s_j
 
     upload: the statistics are also averaged for the unseen domain (inductive). Without it they never leave the client,

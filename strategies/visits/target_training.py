@@ -14,7 +14,7 @@ BACKBONE = "backbone."
 
 @dataclass(frozen=True)
 class TargetTraining(Visit):
-    """G <- G as the target's client trained it against the sources' domain identifiers; its features fill a bank.
+    """G becomes what the target's client trained against the sources' domain identifiers; its features fill a bank.
 
     Source: FADA (Peng et al., ICLR 2020). Identifiers are sent from the round on in which they were trained, that is,
     when clients had features of the target. When the target's client does not answer, the fused model and the features

@@ -15,7 +15,7 @@ from strategies.tools.moves import moves
 
 @dataclass(frozen=True)
 class DomainDiversity(Weights):
-    """w_k <- w_k + D_k, D_k <- (1 - beta) D_k + beta d_k / sum_j d_j;  p_k = w_k / sum_j w_j over those that replied.
+    """D_k <- (1 - beta) D_k + beta d_k / sum_j d_j, then w_k <- w_k + D_k; p_k = w_k / sum_j w_j of those that reply.
 
     d_k is the sum over the parameter tensors of ||theta_k - theta||, a sum of norms and not the norm of all. w starts
     at 1/K and D at 0.

@@ -10,7 +10,7 @@ from fedsim.common.tasks import CLASSIFICATION
 from fedsim.settings.experiment import Experiment
 from fedsim.tensors.arrays import state_to_record
 from fedsim.tensors.records import Config, arrays_of, config_record, content_of, metrics_of
-from strategies.server_round import Arrays, RefusedUpdateError
+from strategies.server_round import Arrays
 from strategies.state import ServerState
 from strategies.wire.handshake import NOT_ONLINE, Roster
 from strategies.wire.matching import LOST, Sent
@@ -22,7 +22,6 @@ from strategies.wire.reply_checks import (
     checked,
     client_failure,
     failure_reason,
-    one_line,
 )
 from strategies.wire.round_notes import RoundNotes, payloads
 from strategies.wire.sites import Site
@@ -37,11 +36,18 @@ T = TypeVar("T")
 class Exchange:
     """Builds the messages of a phase and checks the replies. A failure is recorded, or it ends the run.
 
-    `sites` maps client names to Flower nodes (from the handshake). `notes` are those of the round. `saved_round` is
-    the newest round from which the run could be resumed. `metric` is the task's primary metric in evaluation replies,
-    and `measured` are the metrics of every reply to a train message. `validates` says whether clients validate.
-    `columns` are the further metrics that a reply to a train message may have; None: any. `orders` are the images and
-    steps that a round orders of each client, as far as they are known.
+    metric: the task's primary metric in the replies to a validation
+    experiment, run_config: the run's settings, and what each message carries of them
+    state: the server's state, which says in which round a client last stored its own
+    token: names the run in every message and reply
+    sites: what the handshake said of each client, by name
+    roster: which sites are online; None where all clients always are
+    notes: those of the current round
+    saved_round: the newest round from which the run could be resumed
+    measured: the metrics of every reply to a train message
+    validates: whether clients validate
+    columns: the further metrics that a reply to a train message may have; None: any
+    orders: the images and steps that a round orders of each client, as far as they are known
     """
 
     def __init__(
@@ -155,8 +161,8 @@ class Exchange:
     ) -> tuple[dict[str, T], dict[str, tuple[str, str]]]:
         """The results of a check of each reply, and the failures (reason, traceback), both by client.
 
-        Replies are checked as they arrive, and only what `keep` makes of a result is kept. `wanted` fills in the fields
-        of `Expected` that the message itself does not say.
+        Replies are checked as they arrive, and only what `keep` makes of a result is kept; it stores, and refuses
+        nothing. `wanted` fills in the fields of `Expected` that the message itself does not say.
         """
         results: dict[str, T] = {}
         failures: dict[str, tuple[str, str]] = {}
@@ -175,8 +181,6 @@ class Exchange:
                     results[client] = keep(checked(check, reply.content, expected))
                 except RejectedReplyError as error:
                     failures[client] = f"{refusal}: {error}", ""
-                except RefusedUpdateError as error:  # of a part that `keep` asks
-                    failures[client] = f"{refusal}: {one_line(error.reason)}", ""
             del reply  # while the next one is on its way, there is room for one reply
         return results, failures
 

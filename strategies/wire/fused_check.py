@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Mapping
 
 import torch
-from flwr.app import MetricRecord
 from torch import nn
 
 from fedsim.models.layout import evaluating
@@ -58,23 +57,12 @@ def largest(arrays: Arrays) -> float:
     return max((max(float(array.max()), -float(array.min())) for array in floats), default=0.0)
 
 
-def finite_loss(records: Mapping[str, MetricRecord]) -> bool:
-    """Whether the loss of a validation is a finite number (or missing, which other checks refuse).
-
-    It is compared and not converted, because `math.isfinite` raises for an integer that no float can hold.
-    """
-    losses = [record.get("loss", 0.0) for record in records.values()]
-    return all(isinstance(loss, int | float) and -math.inf < loss < math.inf for loss in losses)
-
-
-def is_ruined(records: Mapping[str, MetricRecord], lowest: float | None) -> bool:
+def is_ruined(loss: float, lowest: float | None) -> bool:
     """Whether the loss of a validation is RUINED times as large as the lowest loss of this site, and as 1."""
-    bound = RUINED * (FIRST_LOSS if lowest is None else max(lowest, USUAL_LOSS))
-    losses = [record.get("loss", 0.0) for record in records.values()]
-    return any(isinstance(loss, int | float) and loss > bound for loss in losses)
+    return loss > RUINED * (FIRST_LOSS if lowest is None else max(lowest, USUAL_LOSS))
 
 
-def suspect(sizes: Mapping[str, float]) -> tuple[str, float]:
+def client_of_largest_update(sizes: Mapping[str, float]) -> tuple[str, float]:
     """The client with the largest update and how many times the others' upper median it is.
 
     With the lower median, a client of three that hardly moves would make the larger of the two others stand out.

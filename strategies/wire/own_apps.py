@@ -27,12 +27,12 @@ from strategies.wire.target_site import PHASE as TARGET_PHASE
 EXAMPLES = "num-examples"
 PARTITION = "partition-id"
 DOMAIN = "domain"
-FEDSIM = "fedsim"  # key of what fedsim's own client says of itself, beside its domain
+FEDSIM = "fedsim"  # key of what fedsim's own client says of itself, besides its domain
 SCORES = ("eval_acc", "eval_accuracy", "accuracy", "acc")  # names of the accuracy in Flower's own examples
 LOSSES = ("eval_loss", "loss")
 NO_EVALUATION = "No evaluate function registered"  # in the error of a ClientApp without one
 HISTORY = "apps"  # key of the losses of trained models in the server's state
-# What a method may need of a reply to a train message, beside the model and the number of examples.
+# What a method may need of a reply to a train message, besides the model and the number of examples.
 MEANINGS = {
     "train_loss": "the mean loss of the training",
     "received_loss": "the mean loss of the received model on the client's training data",
@@ -189,7 +189,7 @@ class AppGrid(WrappedGrid):
         self._complete(client, metrics)
         for name in self.needs:
             if name not in metrics:
-                raise UnfitReplyError(f"its reply to train lacks the metric {lacking(name)}")
+                raise UnfitReplyError(f"its reply to train lacks the metric {lacking(name, metrics)}")
         answer = RecordDict({"arrays": next(iter(models.values()))})
         answer.update({name: records[name] for name in self.banks})
         answer["metrics"] = metric_record({EXAMPLES: examples, **metrics})
@@ -271,10 +271,17 @@ def column(name: str) -> str:
     return f"reported_{plain}" if taken else plain
 
 
-def lacking(name: str) -> str:
-    """The name of a metric that is missing, with what it means and of what the server could make it."""
+def lacking(name: str, metrics: Collection[str]) -> str:
+    """The name of a metric that is missing, with what it means and of what the server could make it.
+
+    metrics: those that the reply has; where it has a part of the sources, the missing one is named
+    """
     name = "gap" if name == "gap_valid" else name
     sources = MADE_OF.get(name, ())
+    present = [source for source in sources if source in metrics]
+    if present:
+        absent = next(source for source in sources if source not in metrics)
+        return f"{absent!r}, {MEANINGS[absent]}; of it and its {present[0]} the server makes {name!r}"
     instead = f" (or {' and '.join(sources)}, of which the server makes it)" if sources else ""
     meaning = f", {MEANINGS[name]}" if name in MEANINGS else ""
     return f"{name!r}{instead}{meaning}"

@@ -3,7 +3,8 @@
 import math
 import re
 import reprlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -38,7 +39,7 @@ NONNEGATIVE = {"steps", "images", "gradient_count", "learning_rate", "received_l
 }
 VALIDATION_LOSSES = {"loss", "personal_loss"}  # of a validation
 ROUNDING = 1e-6  # 1 - Dice may be that much below 0
-VALIDATION_METRICS = {"num-examples", "loss", "evaluation_seconds"}  # beside the task's primary metric
+VALIDATION_METRICS = {"num-examples", "loss", "evaluation_seconds"}  # besides the task's primary metric
 MEASURED = ("train_loss", "train_seconds")  # metrics of every reply of our own client to a train message
 SPENT = ("images", "steps")  # the work of a client, which the order of its round bounds
 OPTIONAL = (*SPENT, "compile_seconds", "side_by_side")  # metrics of some replies of our own client
@@ -61,14 +62,20 @@ class RejectedReplyError(Exception):
 class Expected:
     """What the reply to one message must look like.
 
-    `shapes` are the tensors of the record `arrays`, which `decode` reads where they are compressed, and `nonnegative`
-    those of the model's tensors that count or are variances.
-    `banks` are the banks with records in the reply, and `views` the round as each of these banks sees it. `metrics` are
-    those that every reply has, and those that a server part needs. `columns` are the other metrics that a reply may
-    have; None: any, because the client is somebody else's. `order` is the work of a round, by the names in SPENT.
-    `metric` is the task's primary metric, and `select_by` what selects the round. `tests_sources` says whether clients
-    test on images of their own (data.source_test). `data` is the hash of the data that the client's site had in the
-    handshake; empty in a simulation.
+    client, token, round, phase: those of the message, which the reply repeats
+    examples: the number of the client's training examples, as the handshake said; 0 where it is not compared
+    shapes: shape and type of each tensor of the record `arrays`
+    decode: reads these tensors where they are compressed
+    nonnegative: the tensors of the model that count or are variances
+    banks: the banks with records in the reply
+    views: the round as each of these banks sees it
+    metrics: those that every reply has, and those that a server part needs
+    columns: the other metrics that a reply may have; None: any, because the client is somebody else's
+    order: the work of a round, by the names in SPENT
+    metric: the task's primary metric
+    select_by: what selects the round (run.select_by)
+    tests_sources: whether clients test on examples of their own (data.source_test)
+    data: the hash of the data that the client's site had in the handshake; empty in a simulation
     """
 
     client: str
@@ -97,16 +104,23 @@ def one_line(text: str, most: int = REASON_CHARACTERS) -> str:
     return line if len(line) <= most else f"{line[: most - 3]}..."
 
 
-def checked(check: Callable[[RecordDict, Expected], T], content: RecordDict, expected: Expected) -> T:
-    """The result of a check. An unexpected exception is a refusal of the reply and does not stop the server."""
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Within this block every exception becomes a refusal of the reply (RejectedReplyError)."""
     try:
-        return check(content, expected)
+        yield
     except RejectedReplyError:
         raise
     except RefusedUpdateError as error:
         raise RejectedReplyError(error.reason) from error
     except Exception as error:
         raise RejectedReplyError(f"it cannot be checked ({type(error).__name__}: {error})") from error
+
+
+def checked(check: Callable[[RecordDict, Expected], T], content: RecordDict, expected: Expected) -> T:
+    """The result of a check. An unexpected exception is a refusal of the reply and does not stop the server."""
+    with refusing():
+        return check(content, expected)
 
 
 def check_update(content: RecordDict, expected: Expected) -> Update:
@@ -134,7 +148,11 @@ def check_validation(content: RecordDict, expected: Expected) -> dict[str, float
     """The metrics of an evaluate message's reply as columns of clients.csv; raises RejectedReplyError."""
     check_records(content, set(), {"metrics"}, {"echo"})
     check_echo(content, expected)
-    metrics = read_metrics(content)
+    return validation_columns(read_metrics(content), expected)
+
+
+def validation_columns(metrics: dict[str, float], expected: Expected) -> dict[str, float]:
+    """These metrics of a validation as columns of clients.csv; raises RejectedReplyError for wrong names and values."""
     task, by = BY_METRIC[expected.metric], expected.select_by
     metric = task.metric
     optional = {f"personal_{metric}", "personal_loss", metric, *task.further} | ({by} & set(OF_CLASSES))
@@ -146,6 +164,30 @@ def check_validation(content: RecordDict, expected: Expected) -> dict[str, float
     validation = {name: f"validation_{name}" for name in (metric, by, "loss", *task.further)}
     columns = {validation.get(name, name): value for name, value in metrics.items()}
     return {**columns, "validation_examples": examples}
+
+
+def reported_loss(content: RecordDict, expected: Expected) -> float | None:
+    """The loss that a client reports for a model, which need not be finite; None when its reply has another fault.
+
+    A model that is not finite makes other numbers of an honest reply not finite as well, such as an error in the unit
+    of the task. In this check all such numbers count as 0.
+    """
+    try:
+        check_records(content, set(), {"metrics"}, {"echo"})
+        check_echo(content, expected)
+        metrics = metrics_of(content)["metrics"]
+        finite = {name: 0.0 if is_beyond(value) else value for name, value in metrics.items()}
+        validation_columns(read_numbers(finite), expected)
+    except RejectedReplyError:
+        return None
+    loss = metrics["loss"]
+    assert isinstance(loss, int | float)
+    return loss
+
+
+def is_beyond(value: object) -> bool:
+    """Whether this is a float that is not finite, or larger in size than every number that counts."""
+    return isinstance(value, float) and not abs(value) <= LARGEST_METRIC  # every comparison with NaN is false
 
 
 def check_collected(content: RecordDict, expected: Expected) -> Arrays:
@@ -197,6 +239,11 @@ def read_metrics(content: RecordDict) -> dict[str, float]:
     record = metrics_of(content)["metrics"]
     if not isinstance(record, MetricRecord) or len(record) > MOST_METRICS:
         raise RejectedReplyError(f"the record 'metrics' holds more than {MOST_METRICS} metrics")
+    return read_numbers(record)
+
+
+def read_numbers(record: Mapping[str, object]) -> dict[str, float]:
+    """These metrics; raises RejectedReplyError unless each is a finite number of a plausible size."""
     metrics: dict[str, float] = {}
     for name, value in record.items():
         number = value if isinstance(value, int | float) and not isinstance(value, bool) else None

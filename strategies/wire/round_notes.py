@@ -2,14 +2,14 @@
 
 import logging
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord
 
 from fedsim.common.values import Row
 from fedsim.tensors.arrays import nbytes
-from strategies.server_round import ServerRound
+from strategies.server_round import ServerRound, Update
 
 logger = logging.getLogger("fedsim")
 
@@ -60,11 +60,24 @@ class RoundNotes:
             if row["status"] == "ok":
                 row["status"] = f"not used: {reason}"
 
-    def take(self, server: ServerRound) -> None:
+    def take(self, view: ServerRound) -> None:
         """Keeps the details and the notes that server parts left in their round."""
-        self.details += server.details
-        for text in server.notes:
+        self.details += view.details
+        for text in view.notes:
             self.note(text)
+
+    def take_model(self, view: ServerRound, updates: Sequence[Update]) -> None:
+        """Keeps what a computed model leaves: in the clients' rows their updates and weights, and what the parts say.
+
+        view: the round as its parts left it
+        """
+        for update in updates:
+            self.row(update.client).update(examples=update.examples, **update.metrics)
+        for client, weight in view.weights.items():
+            self.row(client)["weight"] = float(weight)
+        self.take(view)
+        for client, columns in view.client_columns.items():
+            self.row(client).update(columns)
 
     def note(self, text: str) -> None:
         """Keeps a line that belongs to no single client, and writes it to the log."""

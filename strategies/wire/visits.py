@@ -1,4 +1,4 @@
-"""The exchange with the unseen domain's client in methods that adapt to it: one message and its answer."""
+"""The exchange with the unseen domain's client in methods that adapt to it: a message and its answer."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -8,7 +8,9 @@ from flwr.serverapp import Grid
 
 from fedsim.tensors.arrays import state_to_record
 from fedsim.tensors.records import Config, arrays_of
-from strategies.parts import Arrays, ServerRound, Visit
+from strategies.banks.checks import owned, same_layout
+from strategies.parts import SERVER, ArrayDict, Arrays, RefusedUpdateError, ServerRound, Visit
+from strategies.server import Server
 from strategies.wire.exchange import Exchange
 from strategies.wire.handshake import NOT_ONLINE
 from strategies.wire.matching import Sent
@@ -24,6 +26,37 @@ from strategies.wire.reply_checks import (
 from strategies.wire.round_notes import payloads
 
 KIND = "query.visit"
+
+
+def make_visits(server: Server, grid: Grid, moment: str, model: ArrayDict, view: ServerRound) -> ArrayDict:
+    """The model after the visits of a moment; `view` gets the answers, and the banks that they fill."""
+    parts, state = server.parts, server.state
+    visits = parts.recipe.visits if parts.training else ()
+    for each in [each for each in visits if each.moment == moment]:
+        before = state.saved_parts(), view.answers, view.banks
+        try:
+            model = make_visit(server, grid, each, model, view)
+        except RefusedUpdateError as error:
+            if error.client != server.experiment.run.target:
+                raise
+            saved, view.answers, view.banks = before
+            state.restore_parts(saved)
+            refuse_answer(server.exchange, each, error.reason)
+    return model
+
+
+def make_visit(server: Server, grid: Grid, visit: Visit, model: ArrayDict, view: ServerRound) -> ArrayDict:
+    """The model after one visit; the same model when nothing was asked, or no answer is accepted."""
+    parts, key = server.parts, f"visits.{visit.phase}"
+    before = parts.view(view, key)
+    question = visit.ask(model, before)
+    answer = None if question is None else ask_target(server.exchange, grid, visit, question, before)
+    if answer is None:
+        return model
+    view.answers = {**view.answers, visit.phase: answer}
+    if visit.bank:
+        view.banks = {**view.banks, visit.bank: {SERVER: owned(answer[visit.bank])}}
+    return same_layout(visit, visit.take(answer, model, parts.view(view, key)), model)
 
 
 def ask_target(

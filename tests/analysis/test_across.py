@@ -44,9 +44,10 @@ def test_a_column_is_the_mean_over_a_data_sets_domains_and_the_average_is_taken_
     assert (best["rank"], best["pairs"]) == (1, 3)
     assert best["difference"] == pytest.approx(0.1)
     # What is said of the ranks is said of this table, and not of those of the single data sets.
-    assert found.notes[0] == "said"
-    assert "with n: the cells (data set, seed) that both have" in found.notes[1]
-    assert [note[:46] for note in found.notes[2:]] == ["Fewer than 6 differing pairs for every method:"]
+    assert found.notes[0].startswith("No method is shown to differ from n: the least p Holm is ")
+    assert found.notes[1] == "said"
+    assert "with n: the cells (data set, seed) that both have" in found.notes[2]
+    assert [note[:46] for note in found.notes[3:]] == ["Fewer than 6 differing pairs for every method:"]
     unpaired = across({"A": part(one | lower[0]), "B": part(two | lower[1])}).notes
     assert unpaired == ["said", "Ranks rest on the seeds that all ranked methods have: 0."]
     with pytest.raises(UserError, match="B is measured by dice"):

@@ -10,10 +10,13 @@ from invented import pacs_experiment as full_size
 
 from fedsim.analysis import compare
 from fedsim.analysis.compare import run_labels
+from fedsim.analysis.metrics import frequent_class_shares
+from fedsim.analysis.notes import frequent_class_notes
 from fedsim.analysis.statistics import holm, paired, shared_targets, worst_means
 from fedsim.common.errors import UserError
 from fedsim.records import read_runs
 from fedsim.records.differences import variant_text
+from fedsim.records.predictions import Predictions
 
 
 def test_numbers_by_hand():
@@ -32,7 +35,8 @@ def test_numbers_by_hand():
     assert (csac["difference"], csac["p_value"]) == (pytest.approx(0.835 - 0.785), pytest.approx(2 / 64))
     assert (csac["pairs"], csac["seconds_per_round"], csac["bytes_down_per_round"]) == (6, 3.0, 3_000_000)
     assert math.isnan(fedavg["difference"])
-    assert "mean ± sample standard deviation over seeds" in comparison.notes[0]
+    assert "mean ± sample standard deviation over seeds" in comparison.notes[1]
+    assert comparison.notes[0] == "Shown to differ from fedavg: csac (better, p Holm .031)."
     uncorrected = compare(two_methods(), baseline="fedavg", correction="none")
     assert "p_holm" not in uncorrected.methods
     assert "No correction for testing several methods" in " ".join(uncorrected.notes)
@@ -42,7 +46,29 @@ def test_numbers_by_hand():
     few = compare(one_each("fedavg", "csac"), baseline="fedavg")
     for words in ("too few cells for any p < .05", "not independent", "One seed: no standard deviation"):
         assert words in " ".join(few.notes)
+    assert few.notes[0].startswith("No method is shown to differ from fedavg: the least p Holm is ")
+    assert "differ from" not in compare(two_methods()).notes[0]
+    assert uncorrected.notes[0].endswith("csac (better, p without a correction .031).")
     assert "too few" not in " ".join(comparison.notes)
+
+
+def test_a_row_that_is_not_above_the_most_frequent_class(tmp_path):
+    """Four of five examples are dogs: 80 %. FedAvg has 80 and is not above it; FedProx has 90, and then 70."""
+    for method in ("fedavg", "fedprox"):
+        run = write_run(tmp_path, pacs_experiment(method, "photo", 0, train={"rounds": 1}))
+        truth, given = np.array([0, 0, 1, 0, 0]), np.full((5, 2), 0.5, dtype=np.float32)
+        Predictions(np.arange(5), truth, given, ("dog", "cat")).write(run, 0)
+        Predictions(np.arange(5), truth, given, ("dog", "cat")).write(run, 1)
+    runs = read_runs(tmp_path)
+    table = compare(runs).table
+    shares = frequent_class_shares(runs, table, "last")
+    assert shares == {"photo": (5, 0.8)}
+    table = table.assign(accuracy=[0.8, 0.9])
+    start = "photo: one answer for all of its 5 tested examples is right in 80.0 %; "
+    assert frequent_class_notes(table, shares) == [f"{start}not above it: fedavg."]
+    assert frequent_class_notes(table.assign(accuracy=[0.8, 0.7]), shares) == [f"{start}no row is above it."]
+    assert frequent_class_notes(table.assign(accuracy=[0.81, 0.9]), shares) == []
+    assert frequent_class_notes(table, {}) == []
 
 
 def test_holm_by_hand():

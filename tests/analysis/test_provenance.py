@@ -1,4 +1,4 @@
-"""What runs rest on beside their settings: other images are refused, other threads and versions are said."""
+"""What runs rest on besides their settings: other images are refused, other threads and versions are said."""
 
 import json
 from dataclasses import replace
@@ -111,6 +111,9 @@ def test_a_real_run_records_what_is_compared_and_another_recipe_is_not_continued
     table = json.loads((folder / "environment.json").read_text())
     assert (table["threads"], table["recipe"]["terms.proximal"]) == (1, {"mu": 0.1})
     assert table["data"] == fingerprints(experiment.data)
+    refuse_other_settings(folder, experiment, build_recipe(experiment))
+    table["recipe"]["client.supervised_step"] = table["recipe"].pop("step.supervised_step")  # the slot's former name
+    (folder / "environment.json").write_text(json.dumps(table))
     refuse_other_settings(folder, experiment, build_recipe(experiment))
     table["recipe"]["terms.proximal"]["mu"] = 0.01
     (folder / "environment.json").write_text(json.dumps(table))

@@ -1,4 +1,4 @@
-"""Published numbers are shown beside ours only if the setting is the paper's."""
+"""Published numbers are shown next to ours only if the setting is the paper's."""
 
 import numpy as np
 import pandas as pd
@@ -47,7 +47,7 @@ def test_numbers_are_the_printed_ones_as_fractions():
     rows = rows_of(METHODS)
     fedavg = rows[(rows["source"] == "CSAC Table I") & (rows["method"] == "fedavg")].set_index("target")
     assert fedavg.loc["average", "mean"] == pytest.approx(0.8236)
-    assert set(rows_of(["csac"], ["photo"])["target"]) == {"photo"}  # no average beside a part of the targets
+    assert set(rows_of(["csac"], ["photo"])["target"]) == {"photo"}  # no average besides a part of the targets
     assert set(rows[rows["method"] == "elcfs"]["label"]) == {"FedDG (ELCFS)", "ELCFS"}
     assert "CSAC Table I" not in set(rows[rows["method"] == "mixstyle"]["source"])  # which pools the data
     printed = printed_numbers("CSAC Table I", pacs_experiment()).set_index(["method", "target"])["mean"]["FedAvg"]
@@ -85,11 +85,11 @@ def test_comparison_marks_published_rows():
     assert "Published rows are from elsewhere" in text
     for format in ("table", "csv", "latex"):
         assert "CSAC Table I" in comparison.render(format)
-    digits = one_each(pacs_experiment(data={"dataset": "digits"}))  # beside which nobody would look for one
+    digits = one_each(pacs_experiment(data={"dataset": "digits"}))  # besides which nobody would look for one
     assert not notes_of(compare(digits), "No published")
     reason, other = notes_of(comparison, "No published number")
-    assert reason.startswith("No published number of FedIG-A beside fedavg: not its protocol (")
-    assert other == "No published number of MCSAD beside fedavg: its protocol is not shipped for pacs."
+    assert reason.startswith("No published number of FedIG-A next to fedavg: not its protocol (")
+    assert other == "No published number of MCSAD next to fedavg: its protocol is not shipped for pacs."
     assert compare(runs, published=False).published.empty
 
 
@@ -104,7 +104,7 @@ def test_comparison_marks_published_rows():
 def test_runs_that_are_not_the_papers_get_no_published_number(settings, said):
     comparison = compare(runs_of(**settings))
     assert "CSAC Table I" not in set(comparison.published["source"])
-    assert said in notes_of(comparison, "No published number of CSAC beside fedavg")[0]
+    assert said in notes_of(comparison, "No published number of CSAC next to fedavg")[0]
     assert "published)" not in "".join(line for line in comparison.render("markdown").splitlines() if "CSAC" in line)
 
 

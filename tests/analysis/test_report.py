@@ -77,7 +77,7 @@ def test_the_page_is_complete_and_fetches_nothing(own_grid):
     text = " ".join(page.texts)
     for part in (
         "± ", "Wilcoxon", "ORACLE (upper bound)", "feature statistics <per layer>", "2.12.0", "train.rounds",
-        "No published number of CSAC beside fedavg, csac", "arrays up", "prefers-color-scheme",
+        "No published number of CSAC next to fedavg, csac", "arrays up", "prefers-color-scheme",
     ):  # fmt: skip
         assert part in text, part
     assert text.count("fedsim run ") == 4

@@ -163,8 +163,51 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(tmp_path):
     assert weight_of(result.arrays) == weight_of(whole.arrays)
     tables = [pd.read_csv(next((tmp_path / name).rglob("clients.csv"))) for name in ("whole", "stopped")]
     assert tables[0].equals(tables[1])
+    assert list(result.train_metrics_clientapp) == [1, 2, 3, 4]
+    assert dict(result.train_metrics_clientapp[1]) == dict(whole.train_metrics_clientapp[1])
     again = play(tmp_path / "stopped", until=0)  # which is finished, so that no client is asked to train
     assert weight_of(again.arrays) == weight_of(whole.arrays)
+
+
+def test_the_second_start_of_a_finished_run_returns_its_metrics(tmp_path):
+    """Accuracies 0, 0.1, 0.2 have the mean 0.1; the first of four examples of the unseen domain is right."""
+    data = TensorDataset(torch.ones(4, 2), torch.tensor([0, 1, 2, 2]))
+
+    def start():
+        strategy = fedsim.strategy("fedavg", zeros(), output=str(tmp_path))
+        return strategy.start(grid_of(shift_app(lambda n, r: {"train_loss": n + r / 3})), num_rounds=2, target=data)
+
+    first, second = start(), start()
+    assert second.evaluate_metrics_clientapp[2]["validation_accuracy"] == pytest.approx(0.1)
+    assert second.evaluate_metrics_serverapp[2]["accuracy"] == 0.25
+    for name in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
+        before, after = getattr(first, name), getattr(second, name)
+        assert {number: dict(record) for number, record in after.items()} == {
+            number: dict(record) for number, record in before.items()
+        }
+
+
+def test_another_train_config_is_another_run(tmp_path):
+    def start(lr):
+        strategy = fedsim.strategy("fedavg", zeros(), output=str(tmp_path))
+        return strategy.start(grid_of(shift_app()), num_rounds=1, train_config=ConfigRecord({"lr": lr}))
+
+    start(0.1)
+    with pytest.raises(UserError, match=r"another train_config: lr was 0\.1, and is 0\.01; choose another output="):
+        start(0.01)
+    assert weight_of(start(0.1).arrays) == pytest.approx(17 / 6)
+
+
+def test_clients_without_names_cannot_be_resumed_which_both_starts_say(tmp_path, caplog):
+    def start(nodes):
+        grid = InlineGrid(shift_app(names=lambda number: ""), 4)
+        grid.node_ids = nodes
+        return fedsim.strategy("fedavg", zeros(), output=str(tmp_path)).start(grid, num_rounds=1)
+
+    start([2, 3])
+    assert "cannot be resumed; reply with ConfigRecord" in caplog.text
+    with pytest.raises(UserError, match=r"other clients \(node-3\) than those of today \(node-4\); give every client"):
+        start([2, 4])
 
 
 REFUSED = {
@@ -194,6 +237,11 @@ REFUSED = {
     ),
     "no examples": (lambda: play(shift_app(lambda n, r: {"num-examples": [1]})), "lacks the metric 'num-examples'"),
     "a gap that is missing": (lambda: play(shift_app(), "feddg-ga"), "lacks the metric 'gap' (or received_loss and"),
+    "one of two losses": (
+        lambda: play(shift_app(lambda n, r: {"received_loss": 3.0}), "feddg-ga"),
+        "lacks the metric 'trained_loss', the mean loss of the trained model on the same data; of it and its received",
+    ),
+    "an argument of FedAvg": (lambda: fedsim.strategy("fedavg", fraction_train=0.5), "clients_per_round=N trains N"),
     "steps that are missing": (lambda: play(shift_app(), "fednova"), "lacks the metric 'steps', the number of"),
     "a loss that is missing": (lambda: play(shift_app(), "afl"), "lacks the metric 'received_loss', the mean loss"),
     "a loss of the training": (lambda: play(shift_app(), "qfedavg"), "lacks the metric 'train_loss'"),

@@ -99,11 +99,11 @@ def test_copies_are_part_of_the_budget_and_change_from_round_to_round(budget):
 def test_a_prelude_is_paid_from_the_same_budget(budget, run, epochs):
     step = SemanticCalibration(acquire_iterations=0, acquire_epochs=epochs)
     phases = [(0, "acquire"), (1, "train"), (2, "train"), (3, "train"), (4, "train")]
-    amounts = [getattr(Amount.of(plan_of(budget, *phase, client=step)), budget) for phase in phases]
+    amounts = [getattr(Amount.of(plan_of(budget, *phase, step=step)), budget) for phase in phases]
     assert run - 5 <= sum(amounts) <= run + 5  # a last batch of one image is left out
     if epochs == 3 and budget == "steps":
         assert amounts == [5, 1, 2, 2, 1]  # 9 and 12 steps, both times 12/21: 5.1, then 1.7, 3.4, 5.1, 6.9 in all
-    assert Amount.of(plan_of("paper", 0, "acquire", client=step)) == (20 * epochs, 3 * epochs)
+    assert Amount.of(plan_of("paper", 0, "acquire", step=step)) == (20 * epochs, 3 * epochs)
 
 
 @pytest.mark.parametrize("budget", ["images", "steps"])

@@ -143,7 +143,7 @@ def test_what_alignment_trains_and_terms_that_wait_for_the_rounds(tmp_path):
             parameter.add_(0.05 * torch.randn_like(parameter))
     round.optimizer = make_optimizer(client.net, round.train, 0.0)
     batch = client.data.batch(np.arange(16))
-    client.recipe.client.begin(round)(Batch(batch.images, batch.labels))
+    client.recipe.step.begin(round)(Batch(batch.images, batch.labels))
     gradients = {name: parameter.grad for name, parameter in client.net.named_parameters()}
     assert all(gradients[name] is None for name in gradients if name.startswith(("bottleneck", "head", "backbone.fc")))
     assert gradients["backbone.conv1.weight"].abs().sum() > 0

@@ -167,7 +167,7 @@ class Rate(Report):
 
 
 def test_a_method_brings_a_schedule_of_its_own(tmp_path):
-    client = client_of(tmp_path, Recipe(client=Halving(), reports=(Rate(),)))
+    client = client_of(tmp_path, Recipe(step=Halving(), reports=(Rate(),)))
     for number, rate in ((1, 0.05), (2, 0.025), (3, 0.0125)):
         metrics = fit(client, {**CONFIG, "round": number})[2]
         assert metrics["rate"] == metrics["of_optimizer"] == pytest.approx(rate)
@@ -237,6 +237,6 @@ def test_what_comes_before_the_first_round_is_not_warmed_up(tmp_path):
 
     recipe = METHODS["csac"]
     client = client_of(tmp_path, replace(recipe, reports=(Noted(),)), train={**train, "rounds": 8}, parts=parts)
-    fit(client, {**CONFIG, "phase": recipe.client.prelude, "round": 0})
+    fit(client, {**CONFIG, "phase": recipe.step.prelude, "round": 0})
     fit(client, {**CONFIG, "round": 1})
     assert seen == [("acquire", 0.1), ("train", pytest.approx(0.025))]

@@ -101,7 +101,7 @@ def test_the_methods_that_are_left_out_are_known():
     allowed = {"fedavg", "fedprox", "moon", "scaffold", "fedbn", "fedsb", "gperxan", "feddg-ga", "ccst", "fpl"}
     assert set(ALLOWED) >= allowed
     assert apart["deepall"] == "one client holds all data"
-    for name, slot in (("csac", "client"), ("elcfs", "client"), ("fedig", "objective"), ("fedsam", "update")):
+    for name, slot in (("csac", "step"), ("elcfs", "step"), ("fedig", "objective"), ("fedsam", "update")):
         assert part_name(getattr(METHODS[name], slot)) in apart[name]
     assert "mix_style" in apart["mixstyle"]
     assert "classifier_alignment" in apart["fediir"]

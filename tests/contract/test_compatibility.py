@@ -59,7 +59,7 @@ def test_the_sentences_of_pairs(pair, sentence):
 
 
 def refused(**parts: object) -> str:
-    """The sentence that refuses these parts beside FedAvg's; empty: they fit."""
+    """The sentence that refuses these parts next to FedAvg's; empty: they fit."""
     try:
         check_recipe(Recipe(**parts), "x")
     except UserError as error:

@@ -174,7 +174,7 @@ MASKS = {
                                 ["other domains do not have them"]),
     "an ignore value": ({name: {"0": [4, 80], "1": [4, 10], "255": [4, 10]} for name in "ab"}, {"organ": [1]},
                         ["cannot be left out"] * 2),
-    "an ignore value beside a named background": ({name: {"0": [4, 80], "1": [4, 10], "255": [4, 9], "7": [1, 1]}
+    "an ignore value besides a named background": ({name: {"0": [4, 80], "1": [4, 10], "255": [4, 9], "7": [1, 1]}
                                                    for name in "a"}, {"ground": [0], "organ": [1]},
                                                   ["cannot be left out"]),
 }  # fmt: skip
@@ -415,11 +415,11 @@ def test_files_of_other_kinds_are_counted_and_companions_are_not(tmp_path):
     for index in range(3):
         (root / "bern" / "cat" / f"volume{index}.nii.gz").write_bytes(b"x")
         (root / "bern" / "dog" / f"scan{index}.npy").write_bytes(b"x")
-        (root / "lyon" / "cat" / f"{index}.json").write_text("{}")  # beside the image of this name
+        (root / "lyon" / "cat" / f"{index}.json").write_text("{}")  # next to the image of this name
     (root / "lyon" / "cat" / "README.md").write_text("one note")
     data = DataSettings(dataset="folder", root=str(root))
     [finding] = reader(data, benchmark(data)).findings()
-    assert finding.text.startswith("3 .nii.gz, 3 .npy files lie in the class folders of bern beside its 8 images")
+    assert finding.text.startswith("3 .nii.gz, 3 .npy files lie in the class folders of bern next to its 8 images")
     assert (finding.count, finding.is_grave) == (6, False)
     shutil.rmtree(root / "bern" / "cat")
     (root / "bern" / "cat").mkdir()

@@ -113,7 +113,7 @@ def test_names_in_two_spellings(tmp_path):
 
 
 def test_the_cache_is_whole_or_not_there(tmp_path, monkeypatch):
-    """A damaged file is made anew; neither a bad image nor a full disk leaves anything beside, and each is one line."""
+    """A damaged file is made anew; neither a bad image nor a full disk leaves anything else, and each is one line."""
     saved = save(tmp_path, ["cat", "dog"] * 6, "aaaaaabbbbbb")
     images = load_target(saved, "a")[0].tolist()
     kept = sorted((tmp_path / "cache" / "huggingface").iterdir())

@@ -149,7 +149,7 @@ def test_force_renews_keys_and_keeps_what_lives_in_the_kits_and_kits_of_former_s
     assert {name for name in before if before[name] != after[name]} == keys
 
 
-@pytest.mark.parametrize("name", ["epsilon", "sites", "federation.toml"])  # files beside which the new kits are written
+@pytest.mark.parametrize("name", ["epsilon", "sites", "federation.toml"])  # next to which the new kits are written
 def test_add_writes_new_sites_with_the_same_authority_and_changes_nothing_else(name, federation, federation_file):
     before = files_in(federation.kits)
     federation_file.write_text(federation_file.read_text() + NEW_SITE.replace("epsilon", name))

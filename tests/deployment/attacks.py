@@ -252,7 +252,7 @@ ATTACKS: dict[str, Attack] = {
         from_outside, words=("bodies", 40, 15), wrong=lambda _, watch: watch.nginx >= 200
     ),
     "1,500 requests without a key": partial(from_outside, words=("flood", 1500), wrong=lambda said, _: "200" in said),
-    "stolen key beside the original": stolen_key,
+    "stolen key next to the original": stolen_key,
     "heartbeat for half an hour with a stolen key": long_heartbeat,
     "reply in another's name, replayed signature": forgeries,
     "clock 12 s ahead": wrong_clock,

@@ -3,7 +3,7 @@
     outsider.py slow HOST PORT COUNT SECONDS [FROM]   connections that send a byte now and then
     outsider.py bodies HOST PORT COUNT MEGABYTES      requests without a key whose bodies come slowly
     outsider.py flood HOST PORT COUNT                 requests without a key, as fast as they go
-    outsider.py steal HOST PORT KEY NODE SECONDS      polls with a site's key, beside the site
+    outsider.py steal HOST PORT KEY NODE SECONDS      polls with a site's key, next to the site
     outsider.py linger HOST PORT KEY NODE SECONDS     one heartbeat that asks to count as online so long
     outsider.py forge HOST PORT KEY NODE OTHER        a reply in the name of another node; a signature used twice
     outsider.py clock HOST PORT KEY AHEAD             starts with a clock that is wrong

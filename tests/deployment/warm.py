@@ -99,7 +99,7 @@ def become(order: dict, outputs: list[int], programs: dict) -> None:
     os.environ.update(order["environment"])
     os.chdir(order["folder"])
     sys.argv = [order["name"], *order["words"]]
-    sys.executable = str(Path(os.environ["WARM_SOCKET"]).with_name("python"))  # programs are looked for beside it
+    sys.executable = str(Path(os.environ["WARM_SOCKET"]).with_name("python"))  # programs are looked for next to it
     faulty = order["name"] == "flwr-clientapp" or order["words"][:2] in (["deploy", "client"], ["deploy", "supernode"])
     if "FEDSIM_FAULT" in os.environ and faulty:
         runpy.run_path(os.environ["FEDSIM_FAULTY"], run_name="faulty")

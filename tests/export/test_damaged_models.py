@@ -1,4 +1,4 @@
-"""A model or a record beside it that was cut off, garbled or is of another type: one line that names the file."""
+"""A model or a record next to it that was cut off, garbled or is of another type: one line that names the file."""
 
 import shutil
 

@@ -119,7 +119,7 @@ def test_a_personal_model_has_no_results_of_the_run(folder):
 
 
 @pytest.mark.parametrize(("method", "said", "unsaid"), [
-    # the rule has the name by which a setting chooses it; the model is among what leaves a client, not beside it
+    # the rule has the name by which a setting chooses it; the model is among what leaves a client, not next to it
     ("fedavg", "inference rule eval_mode.\nClients disclosed: model updates.\n", "pooled"),
     ("fedavg", "No image of rot75", "were trained on without"),
     ("gperxan", "Le et al., CVPR 2024", "pooled"),

@@ -254,7 +254,7 @@ def test_a_run_beside_a_record_of_somebody_else_imports_nothing_of_it(finished):
 
 
 def test_a_working_folder_is_not_searched_for_modules_of_fedsim(run):
-    """A file `timm.py` beside a run would else be taken for the package, where this is not installed."""
+    """A file `timm.py` next to a run would else be taken for the package, where this is not installed."""
     before = list(sys.path)
     fedsim.load(run)
     assert sys.path == before

@@ -79,11 +79,26 @@ def test_the_first_screen_is_short():
     assert max(map(len, lines)) <= 120
 
 
+@pytest.mark.parametrize(("page", "most"), [("fedsim/deploy/SECURITY.md", 1000), ("docs/results.md", 1300)])
+def test_a_page_for_a_first_reader_stays_short(page, most):
+    assert len(re.findall(r"[^\s|]*\w[^\s|]*", (ROOT / page).read_text())) <= most
+
+
 def test_the_site_begins_like_the_readme_and_speaks_of_itself():
     first = (ROOT / "docs/index.md").read_text()
     (end,) = re.findall(r'^```\{include\} \.\./README\.md\n(?::.*\n)*:end-before: "(.+)"$', first, re.M)
     assert README.count(f"\n{end}\n") == 1
     assert [page.name for page in (ROOT / "docs").glob("*.md") if "after `make docs`" in page.read_text()] == []
+
+
+def test_every_preset_has_a_line_with_its_files():
+    files_of: dict[str, set[str]] = {}
+    for file in (ROOT / "configs").glob("*.toml"):
+        for preset in tomllib.loads(file.read_text()).get("presets", {}):
+            files_of.setdefault(preset, set()).add(file.stem)
+    first = (ROOT / "docs/presets.md").read_text().split("\n## ")[0]
+    lines = re.findall(r"^\| (?:\[)?`([\w-]+)`(?:\]\([^)]+\))? \| ([^|]+) \|", first, re.M)
+    assert {preset: set(re.findall(r"`([\w-]+)`", files)) for preset, files in lines} == files_of
 
 
 def test_every_slot_has_a_line_with_its_folder():

@@ -137,6 +137,16 @@ def test_the_table_of_methods_says_what_leaves_the_clients(pages):
             r"$-E\log\operatorname{CE}_{c}\left(z\right)+ax\left(s\right)$, $\gamma$ 1",
         ),
         ("label_first = true and batch-norm (a, b)", "label_first = true and batch-norm (a, b)"),
+        (
+            "g <- sum_k s_k / sum_k b_k and sum_k s_k / sum_j b_j",
+            r"$g\leftarrow \frac{\sum _{k}s_{k}}{\sum _{k}b_{k}}$ and $\frac{\sum _{k}s_{k}}{\sum _{j}b_{j}}$",
+        ),
+        ("f_k [B, d] or f_k[i]", r"$f_{k}\,\left[B,\ d\right]$ or $f_{k}\left[i\right]$"),
+        (
+            'd_loss = "max" (beta_t = 1/n at the n-th)',
+            r'd_loss = "max" ($\beta _{t}=\frac{1 }{n}$ at the n-th)',
+        ),
+        ("argmax_k z . c_k", r"$\operatorname{argmax} _{k}z\cdot c_{k}$"),
     ],
 )
 def test_formulas_are_found_among_words(text, shown):
@@ -200,9 +210,19 @@ def test_every_method_has_its_idea_in_one_short_sentence():
 
 
 @pytest.mark.parametrize(
-    ("latex", "spaces"), [(r"\mathrm{momentum} m_{t}", 1), (r"1-\mathrm{ema}", 0), (r"\mathrm{lr} _{t}m", 0)]
+    ("latex", "spaces"),
+    [
+        (r"\mathrm{momentum} m_{t}", 1),
+        (r"1-\mathrm{ema}", 0),
+        (r"\mathrm{lr} _{t}m", 0),
+        (r"n\mathrm{limit}", 1),
+        (r"w_{v}\mathrm{var} _{\mathrm{IN} }", 1),
+        (r"s\cos \left(f\right)", 1),
+        (r"2E\log p", 2),
+        (r"\mathrm{Beta} \left(\alpha \right)", 0),
+    ],
 )
-def test_a_word_and_the_symbol_after_it_do_not_run_together(latex, spaces):
+def test_a_word_and_the_symbols_beside_it_do_not_run_together(latex, spaces):
     from typeset import mathml
 
     assert mathml(latex).count("<mspace") == spaces

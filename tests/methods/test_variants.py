@@ -44,7 +44,7 @@ MU = {"proximal": {"mu": 0.5}}
     ({"name": "fedprox", "proximal": {"mu": 0.1}}, "fedprox"),
     ({"name": "fedprox", "terms": []}, "fedprox@terms=none"),
     ({"add": ["uniform"]}, "fedavg@weights=uniform"),
-    ({"name": "ditto", "client": "adversarial_reference"}, "ditto@client=adversarial_reference"),  # and no other slot
+    ({"name": "ditto", "step": "adversarial_reference"}, "ditto@step=adversarial_reference"),  # and no other slot
     ({"name": "ccst", "augment": "none", "banks": []}, "ccst@banks=none,augment=none"),
     ({"name": "gperxan", "xan": {"stages": [1, 2]}}, "gperxan@xan.stages=1+2"),
     # [parts] belongs to the data set; a setting of the method is compared with these values.

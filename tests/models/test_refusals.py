@@ -122,7 +122,7 @@ def test_missing_timm_says_what_to_install(monkeypatch):
       for trained in ("all", "norm")),
     ("fedclip+plan", [], r"prompt_stages .* not hold with feature_attention"),
     ("plan", ["train.compile=default"], r"set train.compile = 'off'"),
-    *((name, [f'method.add=["{part}"]'], f"{part} acts only beside {other}") for name, part, other in (
+    *((name, [f'method.add=["{part}"]'], f"{part} acts only together with {other}") for name, part, other in (
         ("promptfl", "query_loss", "keyed_prompts"), ("fedavg", "prompt_stages", "prompt_sets"),
         ("fedavg", "own_rows", "prompt_sets"))),
 ])  # fmt: skip

@@ -1,4 +1,4 @@
-"""Metrics of scores and numbers, and the rules of the tasks that use them: by hand, and beside scikit-learn."""
+"""Metrics of scores and numbers, and the rules of the tasks that use them: by hand, and next to scikit-learn."""
 
 import math
 

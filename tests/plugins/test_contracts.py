@@ -99,7 +99,7 @@ DOORS = {
     "data.augment": (lambda own: find_augmentation(own.data.augment), "Tensor"),
     "model.backbone": (lambda own: find_backbone(own.model), "Backbone"),
     "run.callbacks": (lambda own: trackers(own.run), "RunCallback"),
-    "method.client": (build_recipe, "contract"),
+    "method.step": (build_recipe, "contract"),
     "method.terms": (build_recipe, "contract"),
     "method.add": (build_recipe, "contract"),
     "parts": (build_recipe, "contract"),

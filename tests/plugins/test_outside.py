@@ -201,7 +201,7 @@ def test_new_method_writes_files_that_pass(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("slot", sorted(file.stem for file in EXAMPLES.glob("*.txt")))
 def test_the_example_of_every_slot_trains(slot, tmp_path, monkeypatch):
-    """It fills that slot and trains; the test that is written beside it is Python."""
+    """It fills that slot and trains; the test that is written next to it is Python."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     start_method(f"own_{slot}", Path(), slot)

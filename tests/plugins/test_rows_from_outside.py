@@ -50,9 +50,9 @@ def row(monkeypatch):
     ({"terms": (Loose(),)}, "terms: Loose is not a frozen dataclass; write @dataclass(frozen=True)"),
     ({"terms": (WithList(),)}, "WithList.layers is a list"),
     ({"terms": Proximal()}, "terms takes a tuple of parts, and the row has Proximal(); write (Proximal(),)"),
-    ({"client": ConsistentViews}, "client has the class ConsistentViews where a part is needed"),
+    ({"step": ConsistentViews}, "step has the class ConsistentViews where a part is needed"),
     ({"terms": (GeneralizationGap(),)}, "terms has GeneralizationGap(), which does not fit; it is for reports"),
-    ({"client": None}, "client has NoneType"),
+    ({"step": None}, "step has NoneType"),
     ({"norm": "ibn"}, "norm has str, which does not fit; it is no part"),
 ])  # fmt: skip
 def test_what_no_recipe_can_hold_is_one_line(row, slots, said, tmp_path):

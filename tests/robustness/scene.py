@@ -16,10 +16,10 @@ from fedsim.runs.workspace import Workspace
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from strategies.accept import accept_updates, accept_validations, check_validations
 from strategies.base import FedDG
-from strategies.compute import take_back, useless
 from strategies.model import server_model
 from strategies.round import ask_to_train, ask_to_validate, collect, compute_model, open_parts, open_round
 from strategies.server import Server
+from strategies.unusable import refused_by_sites, take_back
 from strategies.wire.round_notes import RoundNotes
 from strategies.wire.sites import Site
 
@@ -93,9 +93,9 @@ class Scene:
             return self.outcome(server, arrays, notes)
         answers = CannedGrid(replies).send_and_receive(list(ask_to_validate(server, 2, self.arrays, clients)))
         results, failures, complaints = check_validations(server, answers)
-        suspect, reason = useless({}, complaints, server.exchange.asked)
+        client, reason = refused_by_sites({}, complaints)
         if reason:
-            take_back(server, before, suspect, reason)
+            take_back(server, before, reason, client)
         accept_validations(server, results, failures, used=not reason)
         return self.outcome(server, self.arrays, notes)
 

@@ -140,8 +140,8 @@ def test_a_masked_model_is_not_perturbed():
 
 
 def test_a_run_with_local_privacy(tmp_path):
-    """The server never receives a model without noise, also beside its own records: FedCM's direction is made of models
-    that are perturbed already."""
+    """The server never receives a model without noise, also besides its own records: FedCM's direction is made of
+    models that are perturbed already."""
     private = {"dp_clip": 0.1, "dp_epsilon": 1.0}
     _, grid = run_small(tiny_experiment(tmp_path, "fedcm", 1, model=NO_NORM, train=private, run={"update_limit": 0}))
     trained = [(sent, reply) for sent, reply in grid.seen if sent.metadata.message_type == "train"]

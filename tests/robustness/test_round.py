@@ -15,9 +15,11 @@ from support import Interrupt, run_small, tiny_experiment
 import strategies.round
 from fedsim.common.errors import UserError
 from fedsim.runtime.watched import WatchedGrid
-from fedsim.tensors.arrays import record_to_arrays
+from fedsim.tensors.arrays import record_to_arrays, state_to_record
+from strategies.accept import HISTORY
 from strategies.base import FedDG, means
 from strategies.round import RoundResult, play_round
+from strategies.wire.fused_check import largest
 
 HOOKS = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate")
 MOST_LINES = 60
@@ -133,6 +135,60 @@ def test_a_round_that_is_taken_back_returns_the_model_and_the_state_of_before(me
     assert result.validation == {}
     assert result.accepted == []
     assert set(result.failures) == {"rot0", "rot15", "rot30"}
+
+
+def test_a_model_that_no_single_client_ruined_leaves_the_model_and_the_sizes_of_before(tmp_path):
+    """All updates are huge. The clients then validate the model of before, and the sizes are not remembered."""
+    scene = build("fedavg", tmp_path)
+    server = scene.server
+    server.probe = lambda arrays: largest(arrays) < 1e30
+    before = {name: np.array(array) for name, array in record_to_arrays(scene.arrays).items()}
+    sizes = server.state.snapshot().parts[0][HISTORY]
+
+    def tamper(message, reply):
+        return huge(reply) if message.content["config"]["phase"] == "train" else reply
+
+    result = play_round(server, WatchedGrid(len(server.exchange.clients), tamper), 2, scene.arrays)
+    np.testing.assert_equal(record_to_arrays(result.model), before)
+    assert server.state.parts[HISTORY] == sizes
+    assert set(result.validation) == {"rot0", "rot15", "rot30"}
+    assert result.accepted == []
+    reasons = {row["status"] for row in result.notes.clients.values()}
+    assert reasons == {"not used: the outputs of the aggregated model are not finite"}
+
+
+def huge(reply):
+    arrays = {name: np.array(array) for name, array in record_to_arrays(reply.content["arrays"]).items()}
+    floats = {name: np.full_like(array, 3e38) for name, array in arrays.items() if array.dtype.kind == "f"}
+    reply.content["arrays"] = state_to_record({**arrays, **floats})
+    return reply
+
+
+def test_a_snapshot_stays_as_it_was_and_can_be_restored_again(tmp_path):
+    """Two clients keep a bank that comes once; what happens after the first `restore` is taken back by the second."""
+    server = build("ccst", tmp_path).server
+    server.state.handed = {"style": ["rot0", "rot15"]}
+    before = server.state.snapshot()
+    for _ in range(2):
+        server.state.restore(before)
+        server.parts.keep(["rot30"])
+        assert server.state.handed == {"style": ["rot0", "rot15", "rot30"]}
+        assert before.handed == {"style": ["rot0", "rot15"]}
+    server.state.restore(before)
+    server.exchange.fail("rot0", "its disk is full")
+    assert server.state.handed == {"style": ["rot15"]}
+    assert before.handed == {"style": ["rot0", "rot15"]}
+
+
+def test_a_client_that_failed_gets_the_bank_again_also_when_its_round_is_taken_back(tmp_path):
+    """It may have lost what it kept, and a state of before the round does not know that."""
+    server = build("ccst", tmp_path).server
+    server.state.handed = {"style": ["rot0", "rot15"]}
+    before = server.state.snapshot()
+    server.exchange.fail("rot15", "its disk is full")
+    server.parts.keep(["rot30"])
+    server.state.restore(before)
+    assert server.state.handed == {"style": ["rot0"]}
 
 
 def test_means_of_validations_by_hand():

@@ -1,4 +1,4 @@
-"""SECURITY.md is correct: its commands run, its tests and methods exist, and its numbers are reproduced."""
+"""SECURITY-DETAILS.md is correct: its commands run, its tests and methods exist, and its numbers are reproduced."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ from fedsim.commands.cli import app
 from fedsim.methods.table import METHODS
 from fedsim.runs.privacy_account import total_epsilon
 
-PAGE = Path(fedsim.__file__).parent / "deploy" / "SECURITY.md"
+PAGE = Path(fedsim.__file__).parent / "deploy" / "SECURITY-DETAILS.md"
 TEXT = PAGE.read_text()
 COMMANDS = [line for block in re.findall(r"```bash\n(.*?)```", TEXT, re.DOTALL) for line in block.splitlines()]
 SMALL = ["data.fraction=0.05", "train.rounds=1", "train.iterations=1", "run.threads=1"]

@@ -59,7 +59,7 @@ def test_the_statement_names_all_rounds(tmp_path):
     said = statement(experiment, Recipe(fuse=PrivateMean(1.0, 1.0)), 3)
     assert said.startswith("central differential privacy: epsilon 2")
     assert "20 rounds" in said
-    prelude = statement(experiment, Recipe(client=SemanticCalibration(), fuse=PrivateMean(1.0, 1.0)), 3)
+    prelude = statement(experiment, Recipe(step=SemanticCalibration(), fuse=PrivateMean(1.0, 1.0)), 3)
     assert "21 rounds" in prelude  # the acquired models are sent too
     banks = InterpolationStyle(), FeatureStyles(shared=False)
     assert "nor is what interpolation_style sends" in statement(experiment, Recipe(fuse=PrivateMean(), banks=banks), 3)
@@ -75,7 +75,7 @@ def test_a_prelude_and_repeated_rounds_are_not_counted_as_drawn(tmp_path, monkey
     counted = []
     monkeypatch.setattr(privacy_account, "sampled_epsilon", lambda *numbers: counted.append(numbers))
     experiment = tiny_experiment(tmp_path, train={"rounds": 20, "clients_per_round": 2})
-    recipe = Recipe(client=SemanticCalibration(), fuse=PrivateMean(1.0, 2.0))
+    recipe = Recipe(step=SemanticCalibration(), fuse=PrivateMean(1.0, 2.0))
     said = statement(experiment, recipe, 30, repeated=3)
     assert counted == [(2.0, 20, 1e-5, 2, 30, 4)]
     assert f"epsilon {total_epsilon(2.0, 24, 1e-5):.4g} " in said

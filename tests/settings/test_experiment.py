@@ -9,7 +9,7 @@ from fedsim.apps.server import experiment_of
 from fedsim.common.errors import UserError
 from fedsim.methods.assembly import build_recipe
 from fedsim.runs.plan import complete
-from fedsim.settings.experiment import config_folders, find_config, read_experiment
+from fedsim.settings.experiment import config_folders, find_config, from_table, read_experiment
 
 CONFIG = """
 data.dataset = "digits"
@@ -120,3 +120,10 @@ def test_a_file_with_a_slip_is_named(tmp_path, monkeypatch):
     for slip in ("mine", "mine.tml"):
         one_line("no experiment file '" + slip + "'; did you mean 'mine.toml'?", find_config, slip)
     one_line('in quotes: dataset = "folder"', read_experiment, "mine.toml")
+
+
+def test_a_slot_of_a_former_version_has_its_name_of_today():
+    experiment = from_table({"method": {"name": "fedavg", "client": "episodic_step"}})
+    assert experiment.method == {"name": "fedavg", "step": "episodic_step"}
+    with pytest.raises(UserError, match="the slot `step` is given twice, because `client` is its former name"):
+        from_table({"method": {"name": "fedavg", "client": "episodic_step", "step": "supervised_step"}})

@@ -88,7 +88,7 @@ def test_parts_of_the_files_and_presets():
     for preset in ("", "fisc"):
         weights = {config: recipe_of(config, "fisc", preset).terms[0].norm_weight for config in ("pacs", "office-home")}
         assert weights == {"pacs": 0.2, "office-home": 0.1}
-    step, code = (recipe_of("pacs", "csac", preset).client for preset in ("csac", "csac-code"))
+    step, code = (recipe_of("pacs", "csac", preset).step for preset in ("csac", "csac-code"))
     assert (step.acquire_iterations, step.acquire_epochs, step.smoothing) == (0, 30, 0.1)
     assert (code.acquire_iterations, code.smoothing, code.align) == (1800, 0.0, "logits")
     norms = {name: recipe_of(name, "gperxan", "gperxan").norm for name in ("pacs", "office-home", "camelyon17")}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flwr.app import Error, Message
 from safetensors.numpy import load_file
-from support import run_small
+from support import run_small, small_experiment
 from tampering import EVERYBODY, arrays, floats, rows_of, short
 
 from fedsim.common.errors import ClientFailedError
@@ -95,7 +95,7 @@ def test_the_earlier_check_of_a_reply_is_its_reason(first, second, tmp_path):
 
 
 def test_failures_are_recorded_in_the_order_of_the_domains_and_not_of_arrival(tmp_path, caplog):
-    """Errors, refused replies and refused updates: first what the replies themselves say, then what they are beside
+    """Errors, refused replies and refused updates: first what the replies themselves say, then what they are besides
     each other."""
     faults = {C: (Error(2, "ValueError: disk"),), A: (CHECKS["finite"][0],), B: (floats(lambda array: array * 1e30),)}
     run_small(short(tmp_path), tamper=changed(faults))
@@ -162,7 +162,8 @@ def test_without_a_limit_the_client_that_ruins_the_model_is_found(faults, expect
     assert all(found[client].startswith(start) for client, start in expected.items()), found
 
 
-LOSS_NAN = metric(loss=math.nan)
+LOSS_NAN, LOSS_INFINITE = metric(loss=math.nan), metric(loss=math.inf)
+LOSS_LIST = metric(loss=[1.0])  # no number at all
 
 
 @pytest.mark.parametrize(("faults", "expected"), [
@@ -171,6 +172,18 @@ LOSS_NAN = metric(loss=math.nan)
     ({A: (LOSS_NAN,), C: (Error(2, "ValueError: disk"),)},
      {A: "validation refused: metric 'loss'", B: "ok", C: "error 2: ValueError: disk"}),
     ({A: (LOSS_NAN,), C: (LOSS_NAN,), B: (Error(3, "gone"),)}, {A: "not used", B: "not used", C: "not used"}),
+    # what a client says of the model counts only in a reply without another fault
+    ({A: (LOSS_NAN, echo), C: (LOSS_NAN, echo)},
+     {A: "validation refused: it answers another", B: "ok", C: "validation refused: it answers another"}),
+    ({A: (LOSS_NAN, echo), C: (LOSS_NAN,)},
+     {A: "validation refused: it answers another", B: "ok", C: "validation refused: metric 'loss' is not a finite"}),
+    ({A: (LOSS_LIST,), C: (LOSS_LIST,)},
+     {A: "validation refused: metric 'loss' is not a finite", B: "ok", C: "validation refused: metric 'loss'"}),
+    ({A: (LOSS_NAN, without("accuracy")), C: (LOSS_NAN, extra_record)},
+     {A: "validation refused: metric 'loss'", B: "ok", C: "validation refused: missing array records [], unexpected"}),
+    # the other numbers of a model that is not finite may be as bad
+    ({A: (metric(loss=math.nan, accuracy=math.nan),), C: (LOSS_INFINITE,)},
+     dict.fromkeys(EVERYBODY, "not used: the model's loss is not finite at 2 of 3")),
     ({A: (metric(accuracy=2.0),), B: (metric(**{"num-examples": 10**8}),)},
      {A: "validation refused: accuracy is 2.0", B: "validation refused: it reports 100000000 examples", C: "ok"}),
 ])  # fmt: skip
@@ -194,3 +207,13 @@ def test_an_update_that_stands_out_is_blamed_for_a_useless_model_and_its_bank_is
     found = statuses(folder)
     assert found[B].startswith("reply refused: the model's loss is not finite at 3 of 3 sites; its update has")
     assert found[A].startswith("not used: the model was taken back because of 'rot15'")
+
+
+@pytest.mark.parametrize("fault", [echo, extra_record, LOSS_LIST])
+def test_a_malformed_validation_of_the_only_client_takes_no_round_back(fault, tmp_path):
+    """The reply is refused, and the model of the round stays: the client has said nothing about it."""
+    train = {"rounds": 2, "iterations": 1, "clients_per_round": 1, "evaluate_clients": "drawn"}
+    experiment = small_experiment(tmp_path, train=train, run={"on_client_failure": "continue"})
+    folder, _ = run_small(experiment, tamper=changed(dict.fromkeys(EVERYBODY, (LOSS_NAN, fault)), "evaluate"))
+    (client,) = [name for name, weight in rows_of(folder).loc[2, "weight"].items() if weight > 0]
+    assert statuses(folder)[client].startswith("validation refused")

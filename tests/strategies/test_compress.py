@@ -192,7 +192,7 @@ def test_the_bytes_on_the_wire_are_those_that_are_counted(method, name, tmp_path
 
 
 def test_how_many_bytes_a_method_sends():
-    """n = 1000 weights in one tensor, 10 numbers beside it."""
+    """n = 1000 weights in one tensor, 10 numbers next to it."""
     heads = {"w": ((10, 100), np.dtype(np.float32)), "mean": ((10,), np.dtype(np.float32))}
     sizes = []
     for part in (HalfPrecision(), Quantized(), Quantized(4), Quantized(2), TopK(0.1), TopK(0.01)):

@@ -63,7 +63,7 @@ def sent(*models, start=0.0):
     (Krum(select=2), 5.0, (0.0, 1.0, 1.1, 9.0), 1.05, 2.5, 3),  # b 1.01, c 1.22
     (Krum(), 0.0, (-1.0, 0.0, 1.0, 3.0, 3.1), 1.0, 4.0, 3),  # three nearest: 9 for c; two would be 2 for b
     (Krum(select=9), 5.0, (0.0, 1.0, 1.1, 9.0), 11.1 / 4, 3.5, 4),  # all
-    (Krum(2, 4), 0.0, (10.0, 1.0, 1.1, 1.2, 1.3, 1e9), 1.15, None, None),  # 10 is too long also beside 1e9
+    (Krum(2, 4), 0.0, (10.0, 1.0, 1.1, 1.2, 1.3, 1e9), 1.15, None, None),  # 10 is too long also besides 1e9
     # of the five of seven with the lowest scores, the three values nearest to the median; 9: the median of 0, 1, .. 36
     (Bulyan(1), 0.0, (1.0, 2.0, 3.0, 4.0, 5.0, 400.0, -900.0), 3.0, 9.0, None),
     (Bulyan(1), 7.0, (1.0, 2.0, 3.0), 7.0, None, None),  # too few

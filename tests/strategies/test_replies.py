@@ -1,5 +1,6 @@
 """Replies that must not touch the global model: each is refused by name with its reason. Banks in whole runs."""
 
+import math
 from functools import partial
 
 import numpy as np
@@ -9,9 +10,17 @@ from support import run_small, small_experiment
 from tampering import VICTIM, arrays, refused_row, rows_of, set_nan, short, tamper
 
 from fedsim.common.errors import ClientFailedError
+from fedsim.methods.table import METHODS
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from strategies.stored import heads_of
-from strategies.wire.reply_checks import Expected, RejectedReplyError, check_metrics, check_update, checked
+from strategies.wire.reply_checks import (
+    Expected,
+    RejectedReplyError,
+    check_metrics,
+    check_update,
+    checked,
+    reported_loss,
+)
 from strategies.wire.target_site import DetailForm, TargetScore, read_score, score_records
 
 
@@ -26,6 +35,7 @@ def check_reason(check, content, expected, reason):
     assert bool(found) == bool(reason)
 
 
+MARK = 0.125  # every value of a record that a bank cannot measure
 MODEL = {"head.weight": np.ones((10, 50), np.float32), "head.bias": np.ones(10, np.float32)}
 UPDATE = Expected(VICTIM, "t", 1, "train", 80, shapes=heads_of(MODEL))
 
@@ -65,6 +75,22 @@ def test_a_training_metric_out_of_range_is_refused(name, value):
     check_metrics(good | {"train_loss": -0.3, "personal_train_loss": 40.0}, {"train_loss"})
     with pytest.raises(RejectedReplyError, match=f"{name} is "):
         check_metrics(good | {name: value}, set())
+
+
+@pytest.mark.parametrize(("loss", "reported"), [
+    (0.5, 0.5), (3, 3.0), (1e31, 1e31), (math.inf, math.inf), (-math.inf, -math.inf),
+    (10**400, None),  # an integer that no float can hold ended the run
+    ([1.0], None), (-1.0, None),
+])  # fmt: skip
+def test_the_loss_that_a_sound_validation_reports(loss, reported):
+    metrics = {"num-examples": 5, "loss": loss, "accuracy": math.nan, "evaluation_seconds": 0.1}
+    echo = {"token": "t", "client": VICTIM, "round": 1, "phase": "evaluate"}
+    content = RecordDict({"metrics": MetricRecord(metrics), "echo": ConfigRecord(echo)})
+    expected = Expected(VICTIM, "t", 1, "evaluate")
+    assert reported_loss(content, expected) == reported
+    content["echo"]["round"] = 2
+    assert reported_loss(content, expected) is None
+    assert reported_loss(RecordDict({"echo": ConfigRecord(echo)}), expected) is None
 
 
 ECHO = {"token": "t", "client": "rot75", "round": 3, "phase": "target"}
@@ -125,6 +151,30 @@ def multiplied(bank):
 ])  # fmt: skip
 def test_one_lie_is_refused_by_name(tmp_path, method, phase, change, reason):
     assert reason in refused_row(tmp_path, change, method, phase, iterations=2)["status"]
+
+
+@pytest.mark.parametrize(("method", "phase", "bank", "refusal"), [
+    ("scaffold", "train", "control", "reply refused"),
+    ("fediir", "collect", "classifier_gradient", "classifier_gradient refused"),
+])  # fmt: skip
+def test_a_bank_that_cannot_measure_a_record_refuses_it_and_the_server_goes_on(
+    tmp_path, monkeypatch, method, phase, bank, refusal
+):
+    """A bank of somebody else may have a bug that a record of a client meets."""
+
+    def compared(self, record):
+        if any(float(array.max()) == MARK for array in record.values() if array.size):
+            raise ZeroDivisionError("no batches")
+        return record
+
+    def marked(content):
+        own = record_to_arrays(content[bank])
+        content[bank] = state_to_record({n: a if n == "batches" else np.full_like(a, MARK) for n, a in own.items()})
+
+    for each in METHODS[method].banks:
+        monkeypatch.setattr(type(each), "compared", compared)
+    status = refused_row(tmp_path, marked, method, phase, iterations=2)["status"]
+    assert f"{refusal}: it cannot be checked (ZeroDivisionError: no batches)" in status
 
 
 @pytest.mark.parametrize("value", [-5, 2**63 - 1])

@@ -29,7 +29,7 @@ def own_table(
     seeds: str = "[0, 1]",
     more: str = "",
 ) -> Path:
-    """The file of a table, with the name of the copy that a sweep puts beside the runs."""
+    """The file of a table, with the name of the copy that a sweep puts next to the runs."""
     file = folder / "table.toml"
     block = f'config = "digits"\ntargets = {targets}\nsettings = [{settings}]\n{more}'
     file.write_text(f'title = "Own"\ndeviation = "none"\nseeds = {seeds}\nrows = [{rows}]\n[[blocks]]\n{block}')

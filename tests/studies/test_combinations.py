@@ -39,7 +39,7 @@ def option(text):
 
 
 def test_rungs_by_hand():
-    """The best third stays, and the base beside it; equal scores go by their numbers, and no score is never kept."""
+    """The best third stays, and the base besides it; equal scores go by their numbers, and no score is never kept."""
     assert [stages(folds) for folds in (1, 2, 3, 5, 6)] == [[1], [1, 2], [1, 2, 3], [1, 3, 5], [1, 3, 6]]
     scores = {0: 0.1, 1: 0.5, 2: 0.9, 3: None, 4: 0.9 + 1e-12, 5: 0.2, 6: 0.3}
     assert halve(scores) == [2, 4, 0]
@@ -147,6 +147,6 @@ def test_a_whole_search_opens_no_image_of_the_unseen_domain(tmp_path, in_this_pr
     assert folds == sorted(folds, key=accuracy.__getitem__)  # the hardest for the base comes first
     assert final["score"][0] == pytest.approx(sum(accuracy[fold] for fold in folds) / 3)
     assert (tmp_path / "digits" / "plots" / "combinations-1.svg").is_file()
-    shutil.copy(tmp_path / "digits" / "combinations.csv", tmp_path / "digits-without-sketch")  # beside some runs
+    shutil.copy(tmp_path / "digits" / "combinations.csv", tmp_path / "digits-without-sketch")  # next to some runs
     (table,) = tables(read_runs(tmp_path / "digits-without-sketch"))
     assert "winner: rank 1 of 2" in table.html()

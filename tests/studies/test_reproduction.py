@@ -1,4 +1,4 @@
-"""The papers' tables as experiments: all names in their files exist, and printed numbers are shown beside ours."""
+"""The papers' tables as experiments: all names in their files exist, and printed numbers are shown next to ours."""
 
 import json
 import math

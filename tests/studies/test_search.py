@@ -164,7 +164,7 @@ def searched(output: Path, *measured, targets=("rot0",), seeds=(0,), seed=0) -> 
 
 
 def test_the_best_trial_is_printed_in_words_that_can_be_pasted(tmp_path, capsys):
-    """A TOML snippet, --set words, and the sweep that runs it with new seeds beside the search's own cells."""
+    """A TOML snippet, --set words, and the sweep that runs it with new seeds besides the search's own cells."""
     found = searched(tmp_path, [0.5], [0.75], ["failed"], [0.25], seeds=[2])
     show_result(found)
     shown, rate = capsys.readouterr().out, found.trials[1].values["train.lr"]

@@ -132,3 +132,16 @@ def test_a_cell_that_another_process_has_pruned_or_run_with_other_settings_is_no
     assert not line
     assert states(cells) == ["failed"]
     assert "holds a run with other settings (train.momentum)" in cells[0].reason
+
+
+def test_a_finished_cell_names_the_selected_result_and_the_last_one(tmp_path):
+    cell = tiny_cells(tmp_path)[0]
+    cell.state = "finished"
+    cell.folder.mkdir(parents=True)
+    summary = cell.folder / "summary.csv"
+    summary.write_text("best_validation_target_accuracy,last_target_accuracy\n0.571,0.603\n")
+    text = SweepView([cell], 1)._end_of(cell)
+    assert text == f"finished: {cell.title} 57.1 % at the selected round, 60.3 % at the last round"
+    assert SweepView([cell], 1, blind=True)._end_of(cell) == f"finished: {cell.title}"
+    summary.write_text("best_validation_target_accuracy,last_target_accuracy\n,0.603\n")
+    assert SweepView([cell], 1)._end_of(cell).endswith(f"{cell.title} 60.3 % at the last round")

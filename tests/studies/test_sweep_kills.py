@@ -181,7 +181,7 @@ def reserved(monkeypatch):
 
 @pytest.mark.parametrize(("wish", "cores", "gpus", "expected", "devices"), [
     (Budget(), 4, "", [1, 1, 1, 1], [""] * 4),
-    (Budget(jobs=2), 4, "", [1, 1], [""] * 2),  # the same threads, so the same numbers, whatever runs beside it
+    (Budget(jobs=2), 4, "", [1, 1], [""] * 2),  # the same threads, so the same numbers, whatever runs next to it
     (Budget(jobs=8), 4, "", [1] * 8, [""] * 8),  # more cells than cores is the user's choice
     (Budget(jobs=8, cores=2), 4, "", [2, 2], [""] * 2),  # but not more cores than there are
     (Budget(), 4, "ab", [1, 1, 1, 1], list("abab")),  # GPUs are shared evenly

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedsim.tensors.arrays import all_finite, load_arrays, nbytes, record_to_arrays, state_to_record, to_arrays
 from fedsim.tensors.kinds import Kind, bn_scope, tensor_kinds
+from fedsim.tensors.records import metric_record
 from fedsim.testing.other_device import OTHER, other_device
 
 DTYPES = st.sampled_from([np.float16, np.float32, np.float64, np.int64, np.int32, np.uint8, np.bool_])
@@ -179,3 +180,12 @@ def test_kinds_and_scopes_come_from_module_types():
     assert bn_scope(nn.Linear(2, 2), "all") == bn_scope(nn.Linear(2, 2), "xan") == []
     with pytest.raises(ValueError, match="scope"):
         bn_scope(model, "some")
+
+
+def test_metric_record():
+    """Ints and floats travel as they are; of other values Flower accepts its own types alone."""
+    assert dict(metric_record({"steps": 3, "loss": 0.5})) == {"steps": 3, "loss": 0.5}
+    assert dict(metric_record({"sizes": [1, 2]})) == {"sizes": [1, 2]}
+    for value in (True, "much", np.float32(0.5)):
+        with pytest.raises(TypeError):
+            metric_record({"loss": 0.5, "wrong": value})

@@ -46,7 +46,7 @@ class Infer(Part):
 
     @property
     def bank(self) -> str:
-        """The name of the bank with one entry per client that the rule needs beside the model; empty: none."""
+        """The name of the bank with one entry per client that the rule needs besides the model; empty: none."""
         return ""
 
     @property

@@ -43,7 +43,8 @@ class LAME(Infer):
     """Y <- softmax_k(log p + W Y), repeated from Y = p; W_ij = 1 where j is one of the k nearest others of i.
 
     p [B, M] are the model's predictions of a batch, in eval mode, and neighbours are found by the cosine of the
-    features that the head sees. The end of the repetition is a minimum of sum KL(Y_i || p_i) - sum_ij W_ij Y_i . Y_j.
+    features that the head sees. For a symmetric W, sum_i KL(Y_i || p_i) - (1/2) sum_ij W_ij Y_i . Y_j is
+    stationary where the repetition ends; the energy whose change stops it has 1 in place of 1/2.
 
     Source: LAME (Boudiaf et al., CVPR 2022), equations 5 to 7, with 5 neighbours, the best of the paper. W is not made
     symmetric, as in the released code (fiveai/LAME d2e5f63), which we did not copy. The rule is transductive and uses

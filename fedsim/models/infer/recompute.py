@@ -25,8 +25,9 @@ class Recompute(Infer):
         mu <- 1/N sum_b n_b mu_b,   sigma^2 <- 1/N sum_b n_b (sigma_b^2 + mu_b^2) - mu^2
 
     The images pass in groups b of n_b images, in a random order that the seed fixes. Within the pass every layer
-    normalizes a group by the group's own mean and (unbiased) variance, as in training. Predictions then use mu and
-    sigma^2 in eval mode. The clients' statistics are not used at all, and the network that they train is not changed.
+    normalizes a group by the group's own mean and variance, as in training; sigma_b^2 is the unbiased variance.
+    Predictions then use mu and sigma^2 in eval mode. The clients' statistics are not used at all, and the network that
+    they train is not changed.
 
     Source: SiloBN (Andreux et al. 2020), known to us from a secondary description: one pass in training mode, or a
     cumulative average. Either of them depends on the order and the number of images in the last batches, and leaves out

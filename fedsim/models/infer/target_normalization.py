@@ -84,7 +84,7 @@ class TargetNormalization(Infer):
     def _mean(uploads: Uploads | None) -> Moments:
         """The mean of the clients' statistics."""
         if not uploads:
-            raise UserError("target_normalization needs the clients' statistics, which are kept beside the models best "
-                            "and last; a personal model has none")  # fmt: skip
+            raise UserError("target_normalization needs the clients' statistics, which are kept next to the models "
+                            "best and last; a personal model has none")  # fmt: skip
         mean, std = (torch.stack([entry[name] for entry in uploads]).mean(0) for name in ("mean", "std"))
         return mean, std

@@ -40,7 +40,7 @@ class MapDropout(nn.Module):
 
 
 class Adapter(nn.Module):
-    """A(x) = x + Conv1x1(Dropout_p(BN(x))), from [B, C, H, W] to the same shape.
+    """A(x) = x + Conv(Dropout(BN(x))), a 1x1 convolution, from [B, C, H, W] to the same shape.
 
     The convolution has no bias and starts at N(0, std^2). With weights of zero A is the identity.
     """

@@ -1,4 +1,4 @@
-"""The contract of inserts: modules between the stages of the backbone, or beside the head."""
+"""The contract of inserts: modules between the stages of the backbone, or next to the head."""
 
 from typing import ClassVar, Literal
 
@@ -16,7 +16,7 @@ class Insert(Part):
 
     order: which insert comes first. Small numbers do, and equal ones come in the order of the settings' names, so that
     `a+b` is the network of `b+a`. 0 changes the backbone or stands inside it, and may freeze it, 1 adds a bottleneck,
-    2 makes features of those of the bottleneck, 3 stands beside the head, 4 looks at the finished network
+    2 makes features of those of the bottleneck, 3 stands at the head, 4 looks at the finished network
     second_view: they can act in a second pass only (their attribute `second_view` switches them)
     makes_features: the head sees features that the insert makes from those of the backbone
     reads_map: its features need the feature map of the same pass, so that each pass of the bottleneck needs one of the

@@ -44,7 +44,7 @@ def map_moments(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 class RedrawnStyles(nn.Module):
     """Draws new styles for a training batch with probability p per call; the identity in eval mode and for one sample.
 
-    y = (x - mu) / sigma (sigma + e2 S_sigma) + mu + e1 S_mu, where e1 and e2 ~ N(0, 1) for each image and channel
+    y = (x - mu) / sigma (sigma + e_2 S_sigma) + mu + e_1 S_mu, where e_1, e_2 ~ N(0, 1) for each image and channel
     """
 
     def __init__(self, p: float, eps: float) -> None:
@@ -85,11 +85,11 @@ def places(net: Net, stages: Sequence[int], stem: bool, insert: str) -> list[str
 
 @dataclass(frozen=True)
 class DSU(Insert):
-    """y = (x - mu) / sigma gamma + beta,  beta = mu + e1 S_mu,  gamma = sigma + e2 S_sigma,  e1, e2 ~ N(0, 1).
+    """y = (x - mu) / sigma gamma + beta,  beta = mu + e_1 S_mu,  gamma = sigma + e_2 S_sigma,  e_1, e_2 ~ N(0, 1).
 
     mu and sigma = sqrt(unbiased variance + eps) are of each image and channel, S_mu and S_sigma the square roots of
-    their unbiased variance over the batch + eps, per channel. Noise is drawn for each image and channel. Gradients flow
-    through all of them.
+    their unbiased variance over the batch, plus eps, per channel. Noise is drawn for each image and channel. Gradients
+    flow through all of them.
 
     Source: DSU (Li et al., ICLR 2022), from the released code (lixiaotong97/DSU 82a1de0). In a ResNet the layers act
     after the first convolution, after its max-pooling and after the four stages; other backbones have the stages alone.

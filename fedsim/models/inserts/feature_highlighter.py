@@ -76,19 +76,19 @@ class Highlighter(nn.Module):
 class FeatureHighlighter(Insert):
     """Features [f; sum_s a(s) x(s)]: behind what the head saw before, the last map x [D, h, w], weighted by position.
 
-        a = softmax_s r(s),   r(s) = (1/hw) sum_p q'(p) . k(s),   q' = (q + q of the partner)/2
+        a = softmax_s r(s),   r(s) = (1 / (h w)) sum_p q'(p) . k(s),   q' = (q + q_j)/2,  j the partner
 
     q and k are a 1x1 convolution of x to 30 channels each, normalized to length 1 at every position; q' is not
     normalized again and r has no temperature. In a step that says so (`enlarged_batch`) the partner is the next sample
     of the same class in the batch; everywhere else, and when images are predicted, it is the sample itself, so that no
-    image depends on another. f are the means (1/hw) sum_s x(s) on ResNets and DenseNets, which makes 2 D features;
+    image depends on another. f are the means (1 / (h w)) sum_s x(s) on ResNets and DenseNets, which makes 2 D features;
     where a backbone goes on after its last map (digits-cnn-bn) or has a bottleneck, f is what comes of that.
 
     The classifier is made anew for the width, and 90 D + 90 weights are added to what is sent, 46,170 on ResNet-18: as
     in the released code the convolution also gives 30 channels of values, which nothing uses.
 
     Source: StableFDG (Park et al., NeurIPS 2023), attention-based feature highlighter. The released code divides by 49
-    whatever the size of the map; the formula's 1/hw is used here. Without this insert the network is FedAvg's.
+    whatever the size of the map; the formula's 1 / (h w) is used here. Without this insert the network is FedAvg's.
     """
 
     assumes = (Fact.IMAGES,)

@@ -53,10 +53,10 @@ class WidenedStyles(RedrawnStyles):
 
 @dataclass(frozen=True)
 class FeatureSpread(Insert):
-    """y = (x - mu) / sigma (sigma + e2 S_sigma) + mu + e1 S_mu,  S^2 = (1 + gamma_c) (Var_batch + eps).
+    """y = (x - mu) / sigma (sigma + e_2 S_sigma) + mu + e_1 S_mu,  S^2 = (1 + gamma_c) (v + eps).
 
     gamma_c = C g_c / sum_j g_j,  g = 1 / (1 + 1 / (V + eps)),  V_c: the variance over clients of their mean style in
-    channel c (part `client_spread`), 1 before the first. Everything else is as in DSU.
+    channel c (part `client_spread`), 1 before the first. v is the variance over the batch. All else is as in DSU.
 
     Source: FedFA (Zhou and Konukoglu, ICLR 2023), from the released code (tfzhou/FedFA 57e9582). Each layer follows the
     mean style of its batches (0.99 of before and 0.01 of the batch, in calls that draw), as buffers of the model. They

@@ -16,11 +16,11 @@ class JigsawHead(Insert):
 
     Source: JiGen (Carlucci et al., CVPR 2019). It is aggregated like all other tensors.
 
-    permutations: P, the number of permutations beside the original order
+    permutations: P, the number of permutations besides the original order
     """
 
     permutations: Annotated[int, Field(ge=1, le=30)] = 30
 
     def apply(self, net: Net) -> None:
-        """Adds the classifier beside the head."""
+        """Adds the classifier next to the head."""
         net.jigsaw = nn.Linear(net.feature_dim, self.permutations + 1)

@@ -21,7 +21,7 @@ from fedsim.tensors.kinds import Kind
 class LearnedTextHead(nn.Module):
     """Reads the texts t_c = E_T([start, V, name c, end]) of M classes, in which V has `length` vectors.
 
-    encoder: E_T; start [d], tails [M, T, d], ends [M] and scale are what it reads beside V, see `Texts`
+    encoder: E_T; start [d], tails [M, T, d], ends [M] and scale are what it reads besides V, see `Texts`
     """
 
     tensor_kinds: ClassVar[dict[str, Kind]] = {"ends": Kind.WEIGHT}  # places in a text, which count nothing

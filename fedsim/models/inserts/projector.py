@@ -1,4 +1,4 @@
-"""A projector beside the classifier, for losses that compare features with projected ones."""
+"""A projector next to the classifier, for losses that compare features with projected ones."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ NOT_WIDENED = 2048  # ResNet-50's number of features
 
 @dataclass(frozen=True)
 class Projector(Insert):
-    """net.projector: Linear(d, 2d) - BN - ReLU - Linear(2d, 2d) - BN - ReLU - Linear(2d, d) - BN, beside the head.
+    """net.projector: Linear(d, 2d) - BN - ReLU - Linear(2d, 2d) - BN - ReLU - Linear(2d, d) - BN, next to the head.
 
     Predictions do not use it. With d = 2048 (ResNet-50) the hidden width is d, as in the authors' code; any other d is
     doubled, so that AlexNet's 4096 features need a projector of 134 million weights. It is aggregated like all other
@@ -22,7 +22,7 @@ class Projector(Insert):
     """
 
     def apply(self, net: Net) -> None:
-        """Adds the projector beside the head."""
+        """Adds the projector next to the head."""
         d = net.feature_dim
         hidden = d if d == NOT_WIDENED else 2 * d
         widths = [(d, hidden), (hidden, hidden), (hidden, d)]

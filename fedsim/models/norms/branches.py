@@ -38,7 +38,7 @@ def batch_norm(x: Tensor, bn: BatchNormLayer, weight: Tensor, bias: Tensor) -> T
 def instance_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """IN(x) [B, C, H, W] as a group norm of C groups, which does not copy the affine map for every sample.
 
-    On a GPU group norm has no kernel for maps in half precision beside an affine map in float32.
+    On a GPU group norm has no kernel for maps in half precision with an affine map in float32.
     """
     if x.dtype in (torch.float32, torch.float64):
         return F.group_norm(x, len(weight), weight, bias, eps)

@@ -21,7 +21,7 @@ class DSONLayer(nn.Module):
 
     with (w, 1 - w) = softmax(theta). theta starts at (1, 1), so that w = 1/2. With `shared` w_v is w_mu. XAN mixes
     outputs, while DSON mixes moments. Instance and batch variance are both biased; a known reimplementation takes the
-    unbiased instance variance, which is larger by the factor HW / (HW - 1). Running statistics start from the replaced
+    unbiased instance variance, which is H W / (H W - 1) times as large. Running statistics start from the replaced
     layer, and not from 0 as in that reimplementation, and are updated as in BatchNorm2d. Plain BN is the limit theta ->
     (-inf, +inf). All tensors belong to the domain (to its batch norm).
     """

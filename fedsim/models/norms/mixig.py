@@ -27,7 +27,7 @@ NARROWEST = 4  # smallest number of an adapter's hidden units: that of ResNet-18
 
 
 class MixIGLayer(nn.Module):
-    """The client's own norm layer `bn`, with the global statistics beside it (FedIG and FedIG-A).
+    """The client's own norm layer `bn`, with the global statistics next to it (FedIG and FedIG-A).
 
         mode "local" (standard): y = bn(x), in train or eval mode as any batch norm
         mode "mixed" (pass 2):   mu = u mu_i + (1 - u) mu_G,  sigma = max(u sigma_i + (1 - u) sigma_G, 1e-3),
@@ -207,7 +207,7 @@ class MixIG(Norm):
     Source: FedIG, section 3.2, and FedIG-A (one anonymous submission to ICLR 2023, without released code). After the
     mixed statistics of pass 2 the client's own gamma and beta act, which is our reading of the equation.
 
-    adapter: add a zero-shot adapter beside every BatchNorm2d (FedIG-A)
+    adapter: add a zero-shot adapter next to every BatchNorm2d (FedIG-A)
     u: the range of the uniform draw. Table 6 has (0, 0.5), (0.5, 1) and (-0.1, 1.1). Equal ends fix u (Table 1: 0 has
     only global and 1 only instance statistics; 0.5)
     reduction: the hidden width of the adapter is C / reduction, at least 4; 16 gives the 0.22 M parameters of the paper

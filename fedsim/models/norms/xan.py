@@ -92,7 +92,7 @@ class XAN(Norm):
     stage: its checkpoint with four blocks replaces all. On digits-cnn-bn both norms are in stage 1. `norm =
     "batch_norm"` gives FedAvg's network.
 
-    stages: the stages in which norms are replaced, those of shortcuts included (1 = layer1, or denseblock1 and its
+    stages: the stages in which norms are replaced, those of shortcuts included (1 is layer1, or denseblock1 and its
     transition)
     stem: replace the norm before stage 1 too (bn1, norm0), as the released code does
     mix: "softmax" of two scores that both start at 1 (code, default), so that each branch has the weight 0.5; or "free"

@@ -48,7 +48,7 @@ mkdir -p state/flwr run/bin
 config="site='$SITE' domain='$DOMAIN' role='$ROLE' state-dir='$STATE_DIR'"
 [ -z "$DATA_DIR" ] || config+=" data-dir='$DATA_DIR'"
 [ ! -e peers ] || config+=" peers='$PWD/peers'" # the sites' public keys, for secure_mean
-[ -z "${NODE_CONFIG:-}" ] || config+=" $NODE_CONFIG" # the site's own values, e.g. dp-clip=0.5 (SECURITY.md)
+[ -z "${NODE_CONFIG:-}" ] || config+=" $NODE_CONFIG" # the site's own values, e.g. dp-clip=0.5 (SECURITY-DETAILS.md)
 
 child="" client="" watcher="" stopping=""
 trap 'stopping=yes; [ -z "$child" ] || kill -TERM "$child" 2>/dev/null' TERM INT
