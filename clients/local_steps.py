@@ -10,8 +10,11 @@ from torch import Tensor
 
 from clients.batch import Moment, Transfer
 from clients.parts import Batch, ClientPart, LocalRound, StepFunction
+from fedsim.common.errors import UserError
+from fedsim.common.user_code import is_own, place_of
 from fedsim.common.values import Json
 from fedsim.models.net import Net
+from fedsim.parts.part import settings_name
 from fedsim.settings import TrainSettings
 from strategies.parts import Arrays
 
@@ -115,3 +118,85 @@ class BestIterate:
         if self.state:
             self.net.load_state_dict(self.state)
         return self.step
+
+
+# --- which part of a user's own gave a loss that cannot be trained on ------------------------------------------------
+
+
+def steps_taken(begin: Callable[[], Training], take: Callable[..., float]) -> tuple[Training, float]:
+    """(the round after its last step, the mean loss). A round that goes well looks at no value.
+
+    A round whose loss is not finite, or that ends in an error, is repeated with `is_watched`. UserError then names a
+    term or an objective from outside fedsim whose value is no finite number.
+    """
+    training = begin()
+    try:
+        loss = take(training.round)
+    except (RuntimeError, TypeError) as error:
+        if has_own_loss(training.round) and not isinstance(error, torch.OutOfMemoryError):
+            _repeat(begin, take)
+        raise
+    if not math.isfinite(loss) and has_own_loss(training.round):
+        training = begin()
+        loss = take(training.round, is_watched=True)
+    return training, loss
+
+
+def _repeat(begin: Callable[[], Training], take: Callable[..., float]) -> None:
+    """Repeats a round that ended in an error. Only a UserError leaves it; any other is the one that came before."""
+    try:
+        take(begin().round, is_watched=True)
+    except UserError as error:
+        raise error from None
+    except Exception:
+        return
+
+
+def has_own_loss(round: LocalRound) -> bool:
+    """Whether a term or the objective of the round is a function from outside fedsim."""
+    return any(not is_own(function) for function in (*round.terms, round.objective) if function)
+
+
+def watch(round: LocalRound, step: Callable[[], int]) -> None:
+    """Lets the round's terms and objective from outside raise UserError where their value is no finite number.
+
+    step: the number of the present step, from 1
+    """
+    round.terms = [watched(term, "term", step) for term in round.terms]
+    if round.objective:
+        round.objective = watched(round.objective, "objective", step)
+
+
+def watched(function: StepFunction, slot: str, step: Callable[[], int]) -> StepFunction:
+    """The same function, which raises UserError where its value is no finite number; fedsim's own as it is."""
+    if is_own(function):
+        return function
+
+    def checked(batch: Batch) -> Tensor:
+        value = function(batch)
+        reason = fault(value)
+        if reason and (slot == "objective" or not fault(batch.loss)):  # a broken model makes every term nan
+            name = settings_name(function.__qualname__.partition(".")[0])
+            raise UserError(f"the {slot} {name} {reason} at step {step()} ({place_of(function)}); {advice(value)}")
+        return value
+
+    return checked
+
+
+def fault(value: object) -> str:
+    """Why a value cannot be a loss; empty: it can."""
+    if isinstance(value, Tensor) and value.ndim:
+        return f"returned a tensor of shape {list(value.shape)}"
+    if not isinstance(value, Tensor | float | int):
+        return f"returned {'None' if value is None else type(value).__name__}"
+    number = float(value.detach()) if isinstance(value, Tensor) else value
+    return "" if math.isfinite(number) else f"was {number}"
+
+
+def advice(value: object) -> str:
+    """What to do about a value that cannot be a loss."""
+    if value is None:
+        return "it returns one number: is its `return` missing?"
+    if isinstance(value, Tensor) and not value.ndim:
+        return "look there for a division by 0, a logarithm or a root of 0, and an overflow"
+    return "it returns one number, as by `.mean()`"

@@ -17,7 +17,7 @@ from clients.batch import Transfer
 from clients.budget import Amount, local_plan
 from clients.compiled import Compiled
 from clients.local_data import LocalData
-from clients.local_steps import BestIterate, LocalSteps, Order, Trained, Training
+from clients.local_steps import BestIterate, LocalSteps, Order, Trained, Training, steps_taken, watch
 from clients.optimizers import learning_rate, make_optimizer, optimizer_tensors, restore_optimizer
 from clients.parts import LocalRound, StepFunction, departing
 from clients.recipe import ClientRecipe
@@ -107,8 +107,8 @@ class LocalClient:
 
         Returns the tensors to send (views of the network, in its memory layout), the number of examples and metrics.
         """
-        training = self.begin_training(tensors, order)
-        return self.end_training(training, self._take_steps(training.round))
+        training, loss = steps_taken(lambda: self.begin_training(tensors, order), self._take_steps)
+        return self.end_training(training, loss)
 
     def begin_training(self, tensors: Arrays, order: Order) -> Training:
         """Opens the round, loads the received tensors and lets the reports measure, before the first step."""
@@ -234,9 +234,11 @@ class LocalClient:
         personal = self.store.get("personal") or self.initial
         fill(self.state, {name: value for name, value in personal.items() if not only or self.places[name] == only})
 
-    def _take_steps(self, round: LocalRound) -> float:
-        """Takes the steps of a round; returns the mean loss over them."""
+    def _take_steps(self, round: LocalRound, is_watched: bool = False) -> float:
+        """Takes the steps of a round; returns the mean loss over them. With `is_watched`, see `steps_taken`."""
         steps = self.begin_steps(round)
+        if is_watched:
+            watch(round, lambda: steps.taken + 1)
         for positions in steps.plan:
             steps.take(self.data.batch(positions, steps.transfer, steps.moment))
         return self.end_steps(steps)

@@ -29,6 +29,7 @@ from strategies.server import Server
 from strategies.server_parts import ServerParts
 from strategies.state import SavedParts, Snapshot
 from strategies.unusable import NO_REPLY, cannot_be_sent, moved_too_far, take_back
+from strategies.weights.checks import weights_of
 from strategies.wire.fused_check import not_finite
 from strategies.wire.limits import remember, update_size
 from strategies.wire.reply_checks import one_line
@@ -159,7 +160,7 @@ def compute_once(server: Server, grid: Grid, updates: Sequence[Update]) -> tuple
 def weigh_and_fuse(parts: ServerParts, updates: Sequence[Update], view: ServerRound) -> ArrayDict:
     """The fused tensors of the updates; `view` gets the clients' weights."""
     recipe = parts.recipe
-    view.weights = recipe.weights.weigh(updates, parts.view(view, "weights"))
+    view.weights = weights_of(recipe.weights, updates, parts.view(view, "weights"))
     fused = recipe.fuse.fuse(updates, view.weights, parts.view(view, "fuse"))
     names = updates[0].arrays
     like = {name: parts.start[name] for name in names} if recipe.fuse.masked else names

@@ -11,23 +11,26 @@ EXAMPLES = Path(__file__).with_name("examples")  # SLOT.txt: a module with a par
 
 TEST = '''"""Tests of NAME: its formula, and the properties that every method must have."""
 
+import dataclasses
+
 import pytest
 import torch
 
 from clients.parts import Batch
 from fedsim.testing.contract import findings
-from NAME import CLASS
+from NAME import NAME
 
 
 def test_formula():
     """Two vectors of squared lengths 2 and 8: (2 + 8) / 2 / 2 = 2.5, times the strength."""
     values = []
     round = type("Round", (), {"tally": lambda self, name, value: values.append(float(value))})()
-    term = CLASS(strength=0.1).begin(round)
+    part = dataclasses.replace(NAME.terms[0], strength=0.1)
+    term = part.begin(round)
     batch = Batch(torch.zeros(2, 1), torch.zeros(2), features=torch.tensor([[1.0, 1.0], [2.0, -2.0]]))
     assert float(term(batch)) == pytest.approx(0.25)
     assert values == [pytest.approx(2.5)]
-    assert CLASS(strength=0).begin(round) is None
+    assert dataclasses.replace(part, strength=0).begin(round) is None
 PROMISES'''
 PLAIN_TEST = '''"""Tests of NAME: what every method must have. Add one of its formula, on numbers by hand."""
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NoReturn, TextIO
 
 from fedsim.common.errors import ClientFailedError, UserError, printable
+from fedsim.common.user_code import place_of_error
 
 OWN_PACKAGES = ("clients", "strategies")
 # Errors that a user can correct, for example at a file or a disk.
@@ -77,7 +78,9 @@ def explain(error: Exception) -> tuple[str, int]:
     what = " ".join(f"{type(error).__name__}: {error}".split())
     if "No space left on device" in what:  # some libraries raise errors of their own class for it
         return f"{what}; free some space and give the same command again", 2
-    return f"{what[:500]} (an unexpected error{_kept(error)})", 1
+    place = place_of_error(error)
+    where = f"in a file of yours, {place}" if place else "an unexpected error"
+    return f"{what[:500]} ({where}{_kept(error)})", 1
 
 
 def _kept(error: Exception) -> str:

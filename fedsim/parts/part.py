@@ -1,10 +1,12 @@
 """The base class of all parts of a recipe, with what a part declares about itself."""
 
 import dataclasses
+import inspect
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
+from fedsim.common.errors import nearest
 from fedsim.common.tasks import ANY_TASK
 from fedsim.parts.facts import Facts
 from fedsim.settings.plugins import entry_points
@@ -126,11 +128,31 @@ class Part:
         return {}
 
 
+# What a part must define, where its contract raises NotImplementedError: one of the names in each line.
+MUST_DEFINE = (("begin",), ("indices",), ("answer",), ("fuse",), ("refine",), ("weigh", "known"))
+CONTRACTS = ("clients.parts", "strategies.parts")
+
+
+def undefined(kind: type) -> str:
+    """The function that a class of parts must define and does not, with its arguments; empty: it defines all."""
+    for names in MUST_DEFINE:
+        functions = [getattr(kind, name, None) for name in names]
+        if all(getattr(function, "__module__", "") in CONTRACTS for function in functions):
+            first: Any = functions[0]
+            if "NotImplementedError" in first.__code__.co_names:
+                arguments = list(inspect.signature(first).parameters)[1:]
+                return f"{names[0]}({', '.join(arguments)})"
+    return ""
+
+
 def unfit(part: Part) -> str:
     """Why an object of that class cannot be in a recipe, whatever its slot; empty: it can."""
     kind, parameters = type(part), getattr(part, "__dataclass_params__", None)
     if parameters is None or not parameters.frozen:
         return f"{kind.__name__} is not a frozen dataclass; write @dataclass(frozen=True) above the class"
+    if missing := undefined(kind):
+        hint = nearest(missing.partition("(")[0], vars(kind))
+        return f"{kind.__name__} defines no {missing}; {hint}".rstrip("; ")
     for field in dataclasses.fields(part):
         try:
             hash(getattr(part, field.name))

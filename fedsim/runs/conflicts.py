@@ -1,19 +1,24 @@
-"""Refuses to go on in a folder that holds a run with other settings, on other data or from other weights."""
+"""Refuses to go on in a folder that holds a run with other settings or code, on other data or from other weights."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from fedsim.common.errors import UserError
 from fedsim.common.files import of_home
 from fedsim.data.fingerprint import Fingerprints, came_and_went, difference, fingerprints
 from fedsim.methods.recipe import Recipe, values_of
+from fedsim.methods.registry import packages_of
 from fedsim.methods.variants import same_method
 from fedsim.records.differences import ATTACKERS, NUMBERLESS_KEYS, RUN_KEYS, differing_parts
 from fedsim.records.environment import read_environment
 from fedsim.records.reading import read_settings
+from fedsim.records.record_files import is_finished
+from fedsim.runs.checkpoint import FOLDER, STATE
 from fedsim.runs.frozen import WEIGHTS_KEY, weights_record
 from fedsim.runs.longer import ROUNDS, refuse_to_go_on
 from fedsim.settings.experiment import Experiment
+from fedsim.settings.plugins import HASH, outside_versions
 
 NUMBERS = (*RUN_KEYS, ATTACKERS, "run.threads")  # settings of [run] that no call of a run may change
 # Those that add something to a run's records and change no number of the others.
@@ -61,7 +66,7 @@ def _refuse(folder: Path, differs: str) -> None:
 
 
 def refuse_other_settings(folder: Path, experiment: Experiment, recipe: Recipe, data_of: DataOf = data_here) -> None:
-    """Raises UserError when the folder holds a run with other settings, other data or another file of initial weights.
+    """Raises UserError when the folder holds a run with other settings, code, data or initial weights.
 
     A run of fewer rounds is no other run where it can go on.
     """
@@ -79,6 +84,7 @@ def refuse_other_settings(folder: Path, experiment: Experiment, recipe: Recipe, 
         raise UserError(
             f"{folder} holds a run of another recipe, by another version of fedsim: {', '.join(parts[:5])}; {ELSEWHERE}"
         )
+    refuse_other_code(folder, recorded, experiment)
     weights = weights_record(experiment.model.weights).get(WEIGHTS_KEY)
     if weights and recorded.get(WEIGHTS_KEY) != weights:
         raise UserError(
@@ -91,6 +97,19 @@ def refuse_other_settings(folder: Path, experiment: Experiment, recipe: Recipe, 
         refuse_other_data(folder, used, data | server_data)
         if recorded.get("data") and "deployment" not in (then.run.runtime, experiment.run.runtime):
             _refuse(folder, came_and_went(recorded["data"], data))
+
+
+def refuse_other_code(folder: Path, recorded: Mapping[str, Any], experiment: Experiment) -> None:
+    """Raises UserError when a module from outside has another hash than the recorded one; none without a record.
+
+    A run without a checkpoint begins anew, so that its code may change.
+    """
+    then, now = recorded.get("packages", {}), outside_versions(packages_of(experiment))
+    modules = [name for name, version in now.items() if then.get(name, "").startswith(HASH) and then[name] != version]
+    if modules and (is_finished(folder) or (folder / FOLDER / STATE).is_file()):
+        raise UserError(
+            f"{folder} holds a run with other code ({', '.join(modules)} has changed since); put that back, {ELSEWHERE}"
+        )
 
 
 def changed_settings(then: Experiment, now: Experiment) -> list[str]:

@@ -13,18 +13,23 @@ import functools
 import hashlib
 import importlib.util
 import os
+import re
 import sys
+import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
+from inspect import signature
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, get_type_hints
 
 from fedsim.common.errors import UserError, nearest
+from fedsim.common.user_code import place_of_error
 
 GROUPS = ("methods", "parts", "datasets", "backbones", "augmentations")  # entry points fedsim.methods, ...
 FOLDERS_VARIABLE = "FEDSIM_PLUGINS"
+HASH = "sha256:"  # stands before the hash of a module that has no version
 OWN = ("fedsim", "strategies", "clients")  # the packages of fedsim
 WAYS_OUT = {  # what to do with an object of one's own that is not of the kind
     "Backbone": "name the class of the network, or a function that says it returns one: `def net() -> Net:`",
@@ -103,18 +108,30 @@ def load(reference: str, where: str) -> Any:
             sys.path.append(folder)
     try:
         named = getattr(importlib.import_module(module), attribute, None)
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise UserError(f"{where} {reference!r}: {error}; install it, or start in the folder that holds it") from None
     except UserError:
         raise
     except Exception as error:  # the module's own code may raise any error
-        raise UserError(f"{where} {reference!r}: importing {module} failed: {type(error).__name__}: {error}") from error
+        place = place_of_error(error)
+        raise UserError(
+            f"{where} {reference!r}: importing {module} failed: {type(error).__name__}: {error}"
+            f"{f' ({place})' if place else ''}{_nearest_argument(error)}"
+        ) from error
     if named is None:
         names = [key for key, value in vars(sys.modules[module]).items() if not isinstance(value, ModuleType)]
         raise UserError(
             f"{where} {reference!r}: {module} has no {attribute!r}; {nearest(attribute, names)}".rstrip("; ")
         )
     return named
+
+
+def _nearest_argument(error: Exception) -> str:
+    """What to say where a class was called with an argument that it does not have; empty for any other error."""
+    called = re.match(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    kind = frames[-1].f_globals.get(called[1]) if called else None
+    return f"; {nearest(called[2], signature(kind).parameters)}".rstrip("; ") if called and kind else ""
 
 
 def is_outside(name: str) -> bool:
@@ -160,7 +177,7 @@ def _source_hash(module: str) -> str:
     if spec and not folders and spec.origin:
         files = [Path(spec.origin)]
     texts = [file.read_bytes().replace(b"\r\n", b"\n") for file in files]
-    return f"sha256:{hashlib.sha256(b''.join(texts)).hexdigest()[:12]}" if texts else ""
+    return f"{HASH}{hashlib.sha256(b''.join(texts)).hexdigest()[:12]}" if texts else ""
 
 
 def origin(group: str, name: str) -> str:

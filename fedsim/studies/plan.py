@@ -127,14 +127,19 @@ def plan_cells(
         if not is_same_run(cells.setdefault(cell.folder, cell), cell):
             raise UserError(f"--grid {values[-1]}: two values share the folder {cell.folder}; run them as two sweeps")
     if refused:
-        raise _refusal(refused, axes.methods)
+        raise _refusal(refused, axes)
     return list(cells.values())
 
 
-def _refusal(refused: Mapping[str, UserError], methods: Sequence[str]) -> UserError:
+def _refusal(refused: Mapping[str, UserError], axes: Axes) -> UserError:
     """The first refusal and the names of all methods that are refused, so that one look at them is enough."""
     first, *others = refused
-    if not others or len(refused) == len(methods):
+    if len(refused) == len(axes.methods):
+        return refused[first]
+    if any(axis.startswith("method.") for axis in axes.grid):
+        alone = f"sweep {','.join(refused)} without this --grid into the same --output, and the other methods with it"
+        return UserError(f"{refused[first]}; {alone}")
+    if not others:
         return refused[first]
     return UserError(f"{refused[first]}; refused, too: {', '.join(others)}; leave them out of --methods")
 

@@ -34,7 +34,7 @@ from fedsim.studies.plan import PRUNED, Cell, Readers, is_same_run, plan_cells, 
 from fedsim.studies.reports import given_settings, nested, percent, rows_of_others
 from fedsim.studies.sampler import RANDOM, check_sampler, pruned_rounds, suggest
 from fedsim.studies.scores import DIVERGED, NOT_RUN, curve_of, mean_score, ranking, validation_of
-from fedsim.studies.space import Knob, find_space, first_alike, points, typed_values, values_in_file
+from fedsim.studies.space import Knob, find_space, first_alike, points, typed_values, values_in_file, without_space
 from fedsim.studies.study import Study
 
 STARTUP = 10  # trials that are drawn at random before a sampler chooses, as many as Optuna has
@@ -299,6 +299,8 @@ def plan_search(
     experiment = read_experiment(config, settings, preset)
     refuse_less_is_better(experiment)
     knobs = find_space(search.space, experiment, overrides)
+    for line in [] if search.space else without_space(experiment):
+        say(line)
     plan = PlannedSearch(config, replace(search, method=method), knobs, {}, [], overrides, preset, shared or readers())
     target = plan.cells_of(0, {})[0].experiment.run.target
     settings.append(f"run.target={json.dumps(target, ensure_ascii=False)}")

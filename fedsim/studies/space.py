@@ -5,6 +5,7 @@ setting, change none of the values that were drawn before. DomainBed seeds each 
 the same reason.
 """
 
+import dataclasses
 import itertools
 import math
 import re
@@ -19,8 +20,10 @@ from fedsim.methods.part_settings import method_facts
 from fedsim.methods.recipe import LIST_SLOTS, SLOTS, Recipe
 from fedsim.parts.part import part_name
 from fedsim.records.differences import ABSENT
+from fedsim.settings.effect import marks
 from fedsim.settings.experiment import Experiment, overlap, parse_override
-from fedsim.settings.tuned import spaces
+from fedsim.settings.plugins import is_outside
+from fedsim.settings.tuned import Tuned, spaces
 from fedsim.studies.axes import OPTIONS, split_values
 
 FORMS = "KEY=log:LOW:HIGH, KEY=uniform:LOW:HIGH, KEY=int:LOW:HIGH or KEY=VALUE,VALUE,..."
@@ -210,6 +213,17 @@ def declared_space(experiment: Experiment) -> list[str]:
         for name, tuned in spaces(settings, facts).items():
             declared[f"{section}.{name}"] = tuned.space
     return [f"{key}={space}" for key, space in declared.items()]
+
+
+def without_space(experiment: Experiment) -> list[str]:
+    """Return a line for each part from outside that has fields without a range: a search leaves them as they are."""
+    lines = []
+    for _, part in build_recipe(experiment).pairs:
+        kind: type = type(part)
+        names = [field.name for field in dataclasses.fields(part) if field.name not in marks(kind, Tuned)]
+        if names and is_outside(f"{kind.__module__}:"):
+            lines.append(f"{part_name(part)}: {', '.join(names)} without a range (Tuned): not searched")
+    return lines
 
 
 def values_in_file(knobs: Sequence[Knob], read: Callable[..., Experiment]) -> dict[str, Any]:

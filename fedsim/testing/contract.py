@@ -24,6 +24,7 @@ import tomli_w
 from safetensors.numpy import load_file
 
 from fedsim.common.errors import UserError
+from fedsim.common.user_code import place_of_error
 from fedsim.methods.assembly import assemble
 from fedsim.records.callbacks import RunCallback
 from fedsim.runs.plan import Plan, resolve
@@ -160,13 +161,17 @@ def differs_from_fedavg(evidence: Evidence) -> str:
     for name, array in evidence.last.items():
         if not np.array_equal(array, plain.last[name]):
             return ""
-    if _exchanges(evidence) != _exchanges(plain):
+    is_equal = evidence.rounds.equals(plain.rounds) and evidence.clients.equals(plain.clients)
+    if is_equal and _exchanges(evidence) == _exchanges(plain):
+        return "all tensors, messages and records are FedAvg's: the method does nothing here"
+    recipe = evidence.plan.recipe
+    terms = [name for name, part in recipe.named.items() if part in recipe.terms]
+    if not terms:
         return ""
-    if not evidence.rounds.equals(plain.rounds):
-        return ""
-    if not evidence.clients.equals(plain.clients):
-        return ""
-    return "all tensors, messages and records are FedAvg's: the method does nothing here"
+    return (
+        f"{', '.join(terms)} adds a value without a gradient: all tensors are FedAvg's, and only the reported loss can "
+        "differ; look for `.detach()`, `.item()`, `float(...)` and `torch.no_grad()`"
+    )
 
 
 def shares_what_it_says(evidence: Evidence) -> str:
@@ -288,20 +293,34 @@ def findings(method: str, overrides: Sequence[str] = ()) -> Iterator[tuple[str, 
     The difference from FedAvg is left out where FedAvg is refused (`without_fedavg`).
 
     Raises UserError for a method that does not exist. When the method's own code raises an exception, the exception is
-    the reason why the property does not hold.
+    the reason why the property does not hold. Where the method's run does not end, the first property is the only one.
     """
     with tempfile.TemporaryDirectory() as output:
         plan = small_plan(method, output, overrides)
-        evidence = run_watched(plan, overrides=tuple(overrides))
+        try:
+            evidence = run_watched(plan, overrides=tuple(overrides))
+        except Exception as error:
+            if not (plan.folder / "rounds.csv").is_file():  # it is refused before it begins
+                raise
+            yield str(trains.__doc__), f"{_reason(error)}; the other properties need a run that ends"
+            return
         for check in PROPERTIES:
             if check is differs_from_fedavg and not _is_compared(method, overrides):
                 continue
             try:
                 reason = check(evidence)
             except Exception as error:
-                lines = str(error).strip().splitlines() or [""]
-                reason = f"{type(error).__name__}: {lines[-1]}"
+                reason = _reason(error)
             yield str(check.__doc__), reason
+
+
+def _reason(error: Exception) -> str:
+    """An error in one line: the text of one that a user understands; else its class, its last line and its place."""
+    if isinstance(error, UserError):
+        return str(error)
+    lines = str(error).strip().splitlines() or [""]
+    place = place_of_error(error)
+    return f"{type(error).__name__}: {lines[-1]}{f' ({place})' if place else ''}"
 
 
 def _is_compared(method: str, overrides: Sequence[str]) -> bool:

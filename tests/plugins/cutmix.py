@@ -1,13 +1,13 @@
 """CutMix (Yun et al., ICCV 2019): a box of another image of the batch, and labels mixed by its area."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clients.parts import Batch, LocalRound, Objective, StepFunction
-from fedsim import Fact, Recipe
+from fedsim import Batch, Fact, LocalRound, Objective, Recipe
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Box(Objective):
 
     breaks = (Fact.HARD_LABELS,)
 
-    def begin(self, round: LocalRound) -> StepFunction:
+    def begin(self, round: LocalRound) -> Callable[[Batch], Tensor]:
         """The loss of a batch; an update that asks for it twice gets it with the same box."""
         rng = round.rng("box")
 

@@ -1,6 +1,7 @@
 """MOON (Li et al., CVPR 2021): the features stay near the received model's, away from the client's previous ones."""
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -9,8 +10,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from clients.parts import Batch, LocalRound, StepFunction, Term
-from fedsim.methods.recipe import Recipe
+from fedsim import Batch, LocalRound, Recipe, Term
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Contrast(Term):
     mu: Annotated[float, Field(ge=0)] = 1.0
     T: Annotated[float, Field(gt=0)] = 0.5
 
-    def begin(self, round: LocalRound) -> StepFunction | None:
+    def begin(self, round: LocalRound) -> Callable[[Batch], Tensor] | None:
         """Freezes the two models to which the features are compared."""
         if self.mu == 0:
             return None

@@ -180,6 +180,9 @@ def test_new_method_writes_files_that_pass(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     start_method("my_method", Path())
+    module = Path("my_method.py")
+    module.write_text(module.read_text().replace("MyMethodTerm", "Renamed"))  # as a user does
+    assert "class Renamed(Term)" in module.read_text()
     written = importlib.import_module("test_my_method")
     tests = [test for name, test in vars(written).items() if name.startswith("test_")]
     assert len(tests) == 2

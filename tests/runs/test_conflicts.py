@@ -12,8 +12,9 @@ from support import interrupt, numbers, run_small, small_experiment, tiny_experi
 from fedsim.commands.runs import run_one
 from fedsim.common.errors import ClientFailedError, UserError
 from fedsim.runs import leftovers
+from fedsim.runs.admission import check_folder
 from fedsim.runs.checkpoint import load_checkpoint
-from fedsim.runs.plan import run_folder
+from fedsim.runs.plan import resolve, run_folder
 from fedsim.runs.workspace import close_workspaces
 from fedsim.runtime.launch import launch
 from strategies.wire import handshake
@@ -186,3 +187,43 @@ def test_a_run_that_was_killed_between_its_first_two_files_begins_anew(tmp_path)
             path.unlink()
     run_small(experiment)
     assert numbers(folder / "rounds.csv").equals(before)
+
+
+LOSS = """
+from dataclasses import dataclass
+from clients.parts import Term
+from fedsim import Recipe
+
+@dataclass(frozen=True)
+class Small(Term):
+    def begin(self, round):
+        return lambda batch: 0.01 * batch.logits.square().mean()
+
+small = Recipe(terms=(Small(),))
+"""
+
+
+@pytest.mark.parametrize("state", ["finished", "stopped"])
+def test_a_run_of_a_method_whose_file_has_changed_is_neither_the_result_nor_continued(state, tmp_path, monkeypatch):
+    """Only the recorded hash can tell: no setting has changed. A record without a hash is not compared."""
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / f"changed_{state}.py"
+    file.write_text(LOSS)
+    experiment = tiny_experiment(tmp_path / "out", rounds=2, method=f"changed_{state}:small")
+    if state == "finished":
+        launch(experiment)
+    else:
+        interrupt(experiment, 1)
+    file.write_text(LOSS.replace("0.01", "0.02"))
+    reason = f"holds a run with other code \\(changed_{state} has changed since\\); put that back, choose another"
+    for call in (launch, run_one):
+        with pytest.raises(UserError, match=reason):
+            call(experiment)
+    with pytest.raises(UserError, match=reason):
+        check_folder(resolve(experiment))  # as a sweep asks of each of its cells
+    file.write_text(LOSS)
+    assert launch(experiment) == run_folder(experiment)
+    file.write_text(LOSS.replace("0.01", "0.02"))
+    environment = run_folder(experiment) / "environment.json"
+    environment.write_text(environment.read_text().replace("sha256:", "unknown:"))
+    launch(experiment)

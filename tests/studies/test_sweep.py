@@ -38,6 +38,8 @@ def test_all_refused_methods_are_named_at_once():
     axes = Axes(["fedavg", "ccst", "mixup", "cutmix", "jigen"], ["hungary"], [0], ())
     with pytest.raises(UserError, match=r"ccst: .* takes any tensors; refused, too: cutmix, jigen; leave them out of"):
         plan_cells("hospitals", axes, [], "")
+    with pytest.raises(UserError, match=r"no part 'proximal'.*; sweep fedavg without this --grid into the same --out"):
+        planned("fedavg fedprox", grid=["method.proximal.mu=0.1,1"])
     with pytest.raises(UserError, match=r"train\.lr") as both:
         planned("fedavg fedprox", more=["train.lr=-1"])
     assert "refused, too" not in str(both.value)
