@@ -150,15 +150,15 @@ def unfit(part: Part) -> str:
     kind, parameters = type(part), getattr(part, "__dataclass_params__", None)
     if parameters is None or not parameters.frozen:
         return f"{kind.__name__} is not a frozen dataclass; write @dataclass(frozen=True) above the class"
-    if missing := undefined(kind):
-        hint = nearest(missing.partition("(")[0], vars(kind))
-        return f"{kind.__name__} defines no {missing}; {hint}".rstrip("; ")
     for field in dataclasses.fields(part):
         try:
             hash(getattr(part, field.name))
         except TypeError:
             value = type(getattr(part, field.name)).__name__
             return f"{kind.__name__}.{field.name} is a {value}, which can be changed; make it a tuple, number or text"
+    if missing := undefined(kind):
+        hint = nearest(missing.partition("(")[0], vars(kind))
+        return f"{kind.__name__} defines no {missing}; {hint}".rstrip("; ")
     return ""
 
 

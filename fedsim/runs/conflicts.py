@@ -14,7 +14,6 @@ from fedsim.records.differences import ATTACKERS, NUMBERLESS_KEYS, RUN_KEYS, dif
 from fedsim.records.environment import read_environment
 from fedsim.records.reading import read_settings
 from fedsim.records.record_files import is_finished
-from fedsim.runs.checkpoint import FOLDER, STATE
 from fedsim.runs.frozen import WEIGHTS_KEY, weights_record
 from fedsim.runs.longer import ROUNDS, refuse_to_go_on
 from fedsim.settings.experiment import Experiment
@@ -100,13 +99,13 @@ def refuse_other_settings(folder: Path, experiment: Experiment, recipe: Recipe, 
 
 
 def refuse_other_code(folder: Path, recorded: Mapping[str, Any], experiment: Experiment) -> None:
-    """Raises UserError when a module from outside has another hash than the recorded one; none without a record.
+    """Raises UserError when a module from outside has another hash than the one that a finished run has recorded.
 
-    A run without a checkpoint begins anew, so that its code may change.
+    An interrupted run may go on with other code: its records then say from which round.
     """
     then, now = recorded.get("packages", {}), outside_versions(packages_of(experiment))
     modules = [name for name, version in now.items() if then.get(name, "").startswith(HASH) and then[name] != version]
-    if modules and (is_finished(folder) or (folder / FOLDER / STATE).is_file()):
+    if modules and is_finished(folder):
         raise UserError(
             f"{folder} holds a run with other code ({', '.join(modules)} has changed since); put that back, {ELSEWHERE}"
         )

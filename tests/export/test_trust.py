@@ -39,6 +39,9 @@ from fedsim.records.callbacks import RunCallback
 class Own(Term):
     weight: float = 0.1
 
+    def begin(self, round):
+        return None
+
 
 row = Recipe(terms=(Proximal(0.1),), paper="a test")
 data = BENCHMARKS["digits"]

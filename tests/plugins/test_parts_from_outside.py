@@ -67,6 +67,9 @@ from fedsim.methods.recipe import Recipe
 class Needs(Term):
     requires = {{"terms": "{name}"}}
 
+    def begin(self, round):
+        return None
+
 row = Recipe(terms=(Needs(),), paper="a test")
 """
 
