@@ -54,10 +54,11 @@ def comparison_notes(comparison: Comparison, published_reasons: Iterable[str], u
     ]
 
 
-def verdict_notes(comparison: Comparison) -> list[str]:
+def verdict_notes(comparison: Comparison, column_title: str = "unseen domain") -> list[str]:
     """Return one note that says which methods are shown to differ from the baseline; none without a baseline.
 
-    It judges by p after the correction, where the comparison has one.
+    It judges by p after the correction, where the comparison has one. Where the pairs are of few unseen domains it says
+    so, and calls no difference shown, because seeds repeat the same domains. column_title: what a column is.
     """
     methods, base = comparison.methods, comparison.baseline
     others = methods[methods["label"] != base]
@@ -76,11 +77,37 @@ def verdict_notes(comparison: Comparison) -> list[str]:
         label = row["label"]
         p_value = p_text(row[column])
         differing.append(f"{label} ({direction}, {name} {p_value})")
-    if differing:
-        methods_and_p = ", ".join(differing)
-        return [f"Shown to differ from {base}: {methods_and_p}."]
+    ground = _ground(comparison.table, base, list(tested["label"]), column_title)
+    methods_and_p = ", ".join(differing)
     least = p_text(tested[column].min())
-    return [f"No method is shown to differ from {base}: the least {name} is {least}."]
+    verdict = f"Shown to differ from {base}: {methods_and_p}."
+    if not differing:
+        verdict = f"No method is shown to differ from {base}: the least {name} is {least}."
+    elif ground:
+        verdict = f"Over these pairs differ from {base}: {methods_and_p}."
+    return [f"{verdict}{ground}"]
+
+
+def _ground(table: pd.DataFrame, base: str, labels: list[str], column_title: str) -> str:
+    """Return a sentence, after a space, on pairs of fewer unseen domains than a p below .05 takes; else empty."""
+    values = table.dropna(subset="accuracy")
+    of_base = values[values["label"] == base][["target", "seed"]]
+    of_others = values[values["label"].isin(labels)][["target", "seed"]]
+    pairs = of_base.merge(of_others.drop_duplicates())
+    count = pairs["target"].nunique()
+    if not 0 < count < FEWEST_PAIRS:
+        return ""
+    seeds = int(pairs.groupby("target")["seed"].nunique().max())
+    domains = f"{count} {column_title}s"
+    alone = f"the {count} alone"
+    if count == 1:
+        domains = f"1 {column_title}"
+        alone = "it alone"
+    of_seeds = f"up to {seeds} seeds" if seeds > 1 else "1 seed"
+    if count > 1 and seeds > 1:
+        of_seeds += " each"
+    least = p_text(2 / 2**count)  # of the two-sided exact test
+    return f" The pairs are {domains} with {of_seeds}; over {alone} no p below {least} is possible."
 
 
 def frequent_class_notes(table: pd.DataFrame, shares: Mapping[str, tuple[int, float]]) -> list[str]:
