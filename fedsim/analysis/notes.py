@@ -19,6 +19,14 @@ PAPER_NOTES = {  # what a paper's ± is, and what its protocol
 FEWEST_PAIRS = 6
 LEVEL = 0.05  # of p, below which a difference counts as shown
 NAMED_RUNS = 3
+EDGE_SHARE = 0.25  # of the runs, from which on a note says that their selected round is one of the first or the last
+FIRST_ROUNDS = 2
+LEAST_ROUNDS = 2 * FIRST_ROUNDS + 1  # of a run, below which its first and last rounds are no exception
+SELECTION_TEXTS = {
+    "best_validation": "Each run counts at the round with the best validation of the clients that trained, "
+    "not at its last round.",
+    "last": "Each run counts at its last round.",
+}
 MOST_RATIO = 1 + BUDGET_TOLERANCE  # of two budgets that are alike
 # Of the kinds of `Runs.notes`.
 ROUND_TEXTS = {
@@ -257,6 +265,32 @@ def round_notes(runs: Runs, select: str) -> list[str]:
                 named.append(f"{run} ({texts[kind]})")
         if named:
             notes.append(text.format(runs=_first_of(named)))
+    return notes
+
+
+def selection_notes(select: str) -> list[str]:
+    """Return a note that says in words at which round each run counts, where the rule has one."""
+    return [SELECTION_TEXTS[select]] if select in SELECTION_TEXTS else []
+
+
+def edge_notes(summary: pd.DataFrame, select: str) -> list[str]:
+    """Return notes where the selected round of many runs is one of the first two, or the last one that was played.
+
+    summary: a row per run. Runs of few rounds do not count, nor does another rule than the best validation.
+    """
+    if select != "best_validation" or "best_validation_round" not in summary:
+        return []
+    runs = summary.dropna(subset="best_validation_round")
+    runs = runs[runs["rounds"] >= LEAST_ROUNDS]
+    count = len(runs)
+    least = max(1, EDGE_SHARE * count)
+    early = int((runs["best_validation_round"] <= FIRST_ROUNDS).sum())
+    late = int((runs["best_validation_round"] == runs["rounds"]).sum())
+    notes = []
+    if early >= least:
+        notes.append(f"In {early} of {count} runs the selected round is one of the first two.")
+    if late >= least:
+        notes.append(f"In {late} of {count} runs the selected round is the last one: more rounds may change the order.")
     return notes
 
 

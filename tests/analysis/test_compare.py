@@ -13,7 +13,7 @@ from invented import pacs_experiment as full_size
 from fedsim.analysis import compare
 from fedsim.analysis.compare import run_labels
 from fedsim.analysis.metrics import frequent_class_shares
-from fedsim.analysis.notes import frequent_class_notes, verdict_notes
+from fedsim.analysis.notes import edge_notes, frequent_class_notes, verdict_notes
 from fedsim.analysis.statistics import holm, paired, shared_targets, worst_means
 from fedsim.common.errors import UserError
 from fedsim.records import read_runs
@@ -72,6 +72,24 @@ def test_the_verdict_says_so_where_seeds_repeat_few_domains():
         f"{start}5 unseen domains with up to 2 seeds each; over the 5 alone no p below .062 is possible."
     )
     assert verdict("u", 6) == f"{start}1 unseen domain with up to 6 seeds; over it alone no p below 1.000 is possible."
+
+
+def test_selected_rounds_that_are_the_first_or_the_last_are_counted():
+    """Of eight runs of 10 rounds two select round 1 or 2, and two round 10: a quarter. Runs of 4 rounds are out."""
+    summary = pd.DataFrame({"best_validation_round": [1, 2, 3, 5, 7, 9, 10, 10], "rounds": 10})
+    assert edge_notes(summary, "best_validation") == [
+        "In 2 of 8 runs the selected round is one of the first two.",
+        "In 2 of 8 runs the selected round is the last one: more rounds may change the order.",
+    ]
+    assert edge_notes(summary.iloc[1:], "best_validation") == [
+        "In 2 of 7 runs the selected round is the last one: more rounds may change the order.",
+    ]
+    assert edge_notes(summary, "last") == []
+    assert edge_notes(summary.assign(rounds=4), "best_validation") == []
+    assert edge_notes(summary.assign(best_validation_round=math.nan), "best_validation") == []
+    notes = compare(two_methods()).notes
+    assert any(note.startswith("Each run counts at the round with the best validation of the cl") for note in notes)
+    assert "Each run counts at its last round." in compare(two_methods(), select="last").notes
 
 
 def test_a_row_that_is_not_above_the_most_frequent_class(tmp_path):
