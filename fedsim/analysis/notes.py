@@ -184,9 +184,11 @@ def undefined_notes(comparison: Comparison) -> list[str]:
 
 
 def worst_notes(comparison: Comparison) -> list[str]:
-    """A note on what the column of the worst domain holds, where the table has it."""
+    """Return a note on what the column of the worst domain holds, or on why a table of several targets has none."""
     if WORST not in comparison.methods:
-        return []
+        if len(comparison.targets) < 2:
+            return []
+        return ["The worst target is left out: it takes two targets on which every row has a value."]
     targets = comparison.shared
     extreme = "greatest" if comparison.measure.less_is_better else "least"
     over = "the targets"
