@@ -17,6 +17,7 @@ FLOWER_TESTS := tests/flower tests/deployment tests/deploy tests/strategies/test
 install: .venv/installed
 
 .venv/installed: pyproject.toml
+	@echo "installing into .venv: one to five minutes without further output"
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check "uv<0.14"
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -e ".[dev]"
@@ -26,6 +27,8 @@ demo: install
 	$(BIN)/fedsim sweep drawings --methods fedavg,gperxan,deepall --targets openmoji_black,twemoji --seeds 0 --output $(OUTPUT)
 	$(BIN)/fedsim compare $(OUTPUT)/drawings --baseline fedavg
 	$(BIN)/fedsim plot $(OUTPUT)/drawings
+	@echo "done: six runs with their tables and pictures are in $(OUTPUT)/drawings"
+	@echo "next: $(BIN)/fedsim report $(OUTPUT)/drawings; $(BIN)/fedsim methods"
 
 test: install
 	$(BIN)/pytest -n 2 --dist worksteal

@@ -65,7 +65,7 @@ def across(parts: Mapping[str, Comparison], baseline: str | None = None, correct
         is_primary=first.is_primary,
         **computed._asdict(),
     )
-    result.notes = [*verdict_notes(result), *_shared_notes(parts), *rank_notes(result, "data set")]
+    result.notes = [*verdict_notes(result, "data set"), *_shared_notes(parts), *rank_notes(result, "data set")]
     return result
 
 

@@ -18,9 +18,11 @@ from fedsim.analysis.metrics import METRICS, find_metric, frequent_class_shares,
 from fedsim.analysis.notes import (
     comparison_notes,
     damaged_notes,
+    edge_notes,
     frequent_class_notes,
     part_notes,
     round_notes,
+    selection_notes,
     stopping_notes,
     verdict_notes,
     without_notes,
@@ -241,14 +243,17 @@ def _alike(runs: Runs, by: Sequence[str]) -> Experiments:
 
 
 def _selection_notes(runs: Runs, comparison: Comparison) -> list[str]:
-    """A note on domains that selected the round and trained no client."""
+    """Return the notes on the rule: what selected the rounds, and whether many of them are the first or the last."""
     domains = set()
     for run in comparison.table["run"]:
         domains.add(runs.experiments[run].run.validation_domain)
     names = sorted(filter(None, domains))
-    if not names or comparison.select != "best_validation":
-        return []
-    return [f"The round was selected on {', '.join(names)}, on which no one trained."]
+    if comparison.select == "best_validation" and names:
+        rule_notes = [f"The round was selected on {', '.join(names)}, on which no one trained."]
+    else:
+        rule_notes = selection_notes(comparison.select)
+    summary = runs.summary[runs.summary["run"].isin(comparison.table["run"])]
+    return [*rule_notes, *edge_notes(summary, comparison.select)]
 
 
 def numbers(

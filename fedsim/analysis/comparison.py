@@ -335,6 +335,18 @@ def amount(size: float) -> str:
     return f"{size:.{digits}f} {unit}"
 
 
+def without_exchange(rounds: pd.DataFrame, methods: pd.DataFrame) -> pd.DataFrame:
+    """Return the rounds with empty bytes for pooled training, which exchanges nothing with anyone.
+
+    rounds: with a label; methods: those of `Comparison`
+    """
+    labels = methods[methods["group"] == POOLED]["label"]
+    is_pooled = rounds["label"].isin(labels)
+    columns = rounds.columns.intersection(["bytes_down", "bytes_up"])
+    empty = {column: rounds[column].mask(is_pooled) for column in columns}
+    return rounds.assign(**empty)
+
+
 def p_text(p_value: float) -> str:
     """`.016`, or `<.001` for smaller ones."""
     return "<.001" if p_value < 0.001 else f"{p_value:.3f}".removeprefix("0")

@@ -19,6 +19,14 @@ PAPER_NOTES = {  # what a paper's ± is, and what its protocol
 FEWEST_PAIRS = 6
 LEVEL = 0.05  # of p, below which a difference counts as shown
 NAMED_RUNS = 3
+EDGE_SHARE = 0.25  # of the runs, from which on a note says that their selected round is one of the first or the last
+FIRST_ROUNDS = 2
+LEAST_ROUNDS = 2 * FIRST_ROUNDS + 1  # of a run, below which its first and last rounds are no exception
+SELECTION_TEXTS = {
+    "best_validation": "Each run counts at the round with the best validation of the clients that trained, "
+    "not at its last round.",
+    "last": "Each run counts at its last round.",
+}
 MOST_RATIO = 1 + BUDGET_TOLERANCE  # of two budgets that are alike
 # Of the kinds of `Runs.notes`.
 ROUND_TEXTS = {
@@ -54,10 +62,11 @@ def comparison_notes(comparison: Comparison, published_reasons: Iterable[str], u
     ]
 
 
-def verdict_notes(comparison: Comparison) -> list[str]:
+def verdict_notes(comparison: Comparison, column_title: str = "unseen domain") -> list[str]:
     """Return one note that says which methods are shown to differ from the baseline; none without a baseline.
 
-    It judges by p after the correction, where the comparison has one.
+    It judges by p after the correction, where the comparison has one. Where the pairs are of few unseen domains it says
+    so, and calls no difference shown, because seeds repeat the same domains. column_title: what a column is.
     """
     methods, base = comparison.methods, comparison.baseline
     others = methods[methods["label"] != base]
@@ -76,11 +85,37 @@ def verdict_notes(comparison: Comparison) -> list[str]:
         label = row["label"]
         p_value = p_text(row[column])
         differing.append(f"{label} ({direction}, {name} {p_value})")
-    if differing:
-        methods_and_p = ", ".join(differing)
-        return [f"Shown to differ from {base}: {methods_and_p}."]
+    ground = _ground(comparison.table, base, list(tested["label"]), column_title)
+    methods_and_p = ", ".join(differing)
     least = p_text(tested[column].min())
-    return [f"No method is shown to differ from {base}: the least {name} is {least}."]
+    verdict = f"Shown to differ from {base}: {methods_and_p}."
+    if not differing:
+        verdict = f"No method is shown to differ from {base}: the least {name} is {least}."
+    elif ground:
+        verdict = f"Over these pairs differ from {base}: {methods_and_p}."
+    return [f"{verdict}{ground}"]
+
+
+def _ground(table: pd.DataFrame, base: str, labels: list[str], column_title: str) -> str:
+    """Return a sentence, after a space, on pairs of fewer unseen domains than a p below .05 takes; else empty."""
+    values = table.dropna(subset="accuracy")
+    of_base = values[values["label"] == base][["target", "seed"]]
+    of_others = values[values["label"].isin(labels)][["target", "seed"]]
+    pairs = of_base.merge(of_others.drop_duplicates())
+    count = pairs["target"].nunique()
+    if not 0 < count < FEWEST_PAIRS:
+        return ""
+    seeds = int(pairs.groupby("target")["seed"].nunique().max())
+    domains = f"{count} {column_title}s"
+    alone = f"the {count} alone"
+    if count == 1:
+        domains = f"1 {column_title}"
+        alone = "it alone"
+    of_seeds = f"up to {seeds} seeds" if seeds > 1 else "1 seed"
+    if count > 1 and seeds > 1:
+        of_seeds += " each"
+    least = p_text(2 / 2**count)  # of the two-sided exact test
+    return f" The pairs are {domains} with {of_seeds}; over {alone} no p below {least} is possible."
 
 
 def frequent_class_notes(table: pd.DataFrame, shares: Mapping[str, tuple[int, float]]) -> list[str]:
@@ -149,9 +184,11 @@ def undefined_notes(comparison: Comparison) -> list[str]:
 
 
 def worst_notes(comparison: Comparison) -> list[str]:
-    """A note on what the column of the worst domain holds, where the table has it."""
+    """Return a note on what the column of the worst domain holds, or on why a table of several targets has none."""
     if WORST not in comparison.methods:
-        return []
+        if len(comparison.targets) < 2:
+            return []
+        return ["The worst target is left out: it takes two targets on which every row has a value."]
     targets = comparison.shared
     extreme = "greatest" if comparison.measure.less_is_better else "least"
     over = "the targets"
@@ -230,6 +267,32 @@ def round_notes(runs: Runs, select: str) -> list[str]:
                 named.append(f"{run} ({texts[kind]})")
         if named:
             notes.append(text.format(runs=_first_of(named)))
+    return notes
+
+
+def selection_notes(select: str) -> list[str]:
+    """Return a note that says in words at which round each run counts, where the rule has one."""
+    return [SELECTION_TEXTS[select]] if select in SELECTION_TEXTS else []
+
+
+def edge_notes(summary: pd.DataFrame, select: str) -> list[str]:
+    """Return notes where the selected round of many runs is one of the first two, or the last one that was played.
+
+    summary: a row per run. Runs of few rounds do not count, nor does another rule than the best validation.
+    """
+    if select != "best_validation" or "best_validation_round" not in summary:
+        return []
+    runs = summary.dropna(subset="best_validation_round")
+    runs = runs[runs["rounds"] >= LEAST_ROUNDS]
+    count = len(runs)
+    least = max(1, EDGE_SHARE * count)
+    early = int((runs["best_validation_round"] <= FIRST_ROUNDS).sum())
+    late = int((runs["best_validation_round"] == runs["rounds"]).sum())
+    notes = []
+    if early >= least:
+        notes.append(f"In {early} of {count} runs the selected round is one of the first two.")
+    if late >= least:
+        notes.append(f"In {late} of {count} runs the selected round is the last one: more rounds may change the order.")
     return notes
 
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from fedsim.analysis import combinations, figures, paper_figures
 from fedsim.analysis.compare import compare, run_labels
-from fedsim.analysis.comparison import Comparison
+from fedsim.analysis.comparison import Comparison, without_exchange
 from fedsim.analysis.comparison_figures import against_papers, cost_front, target_bars
 from fedsim.analysis.figure_style import Looks, look, styles
 from fedsim.analysis.metrics import kept, kept_predictions
@@ -134,6 +134,8 @@ def _drawn(
     rounds = _labelled(runs.rounds, labels)
     if len(rounds):
         yield "learning-curves", figures.learning_curves(rounds, name, looks, best)
+        if comparison:
+            rounds = without_exchange(rounds, comparison.methods)
         yield "curves-over-bytes", figures.curves_over_bytes(rounds, name, looks, best)
     if comparison:
         yield "target-accuracy", target_bars(comparison, name, looks)

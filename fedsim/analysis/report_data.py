@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedsim.analysis.comparison import Comparison, shown_label
+from fedsim.analysis.comparison import Comparison, shown_label, without_exchange
 from fedsim.analysis.figure_style import places
 from fedsim.analysis.metrics import confusion_matrix
 from fedsim.analysis.notes import missing_cells
@@ -47,7 +47,8 @@ def chart_data(runs: Runs, comparison: Comparison, groups: Mapping[str, str], pa
     labels = runs.rounds["run"].map(comparison.labels)
     rounds = runs.rounds.assign(label=labels)
     steps = comparison.methods.set_index("label")["steps"]
-    costs = whole_run_costs(rounds).join(steps)
+    exchanged = without_exchange(rounds, comparison.methods)
+    costs = whole_run_costs(exchanged).join(steps)
     methods = []
     style_of = places(comparison.labels.values())
     for method in comparison.methods.to_dict("records"):

@@ -23,7 +23,7 @@ def run_one(experiment: Experiment) -> None:
     try:
         bar.begin(experiment)  # before PyTorch is imported, which takes longer than everything else until round 1
         from fedsim.runs import admission
-        from fedsim.runs.plan import resolve
+        from fedsim.runs.plan import resolve, results_folder
         from fedsim.runtime.launch import carry_out
 
         plan = resolve(experiment)
@@ -36,6 +36,8 @@ def run_one(experiment: Experiment) -> None:
         say_finished(plan)
     else:
         say(headline(plan.folder))
+        results = results_folder(plan.experiment)
+        say(f"next: fedsim compare {results}; fedsim report {results}")
 
 
 def say_finished(plan: "Plan") -> None:

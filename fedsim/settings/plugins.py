@@ -31,6 +31,7 @@ GROUPS = ("methods", "parts", "datasets", "backbones", "augmentations")  # entry
 FOLDERS_VARIABLE = "FEDSIM_PLUGINS"
 HASH = "sha256:"  # stands before the hash of a module that has no version
 OWN = ("fedsim", "strategies", "clients")  # the packages of fedsim
+LISTINGS = {"methods": "fedsim methods", "datasets": "fedsim datasets"}  # the command that prints all names
 WAYS_OUT = {  # what to do with an object of one's own that is not of the kind
     "Backbone": "name the class of the network, or a function that says it returns one: `def net() -> Net:`",
     "Benchmark": "name a mapping {domain: Dataset}",
@@ -74,7 +75,10 @@ def lookup(name: str, known: Mapping[str, Any], group: str, where: str) -> Any:
     if name.isidentifier() and any((Path(folder) / f"{name}.py").is_file() for folder in search_folders()):
         raise UserError(f"{where} {name!r}; for an object of {name}.py write {name}:NAME, where NAME is its name there")
     names = [*known, *points]
-    raise UserError(f"{where} {name!r}; {nearest(name, names)}known: {', '.join(names)}, or module:name of your own")
+    near = nearest(name, names)
+    if near and group in LISTINGS:
+        raise UserError(f"{where} {name!r}; {near}all names: {LISTINGS[group]}")
+    raise UserError(f"{where} {name!r}; {near}known: {', '.join(names)}, or module:name of your own")
 
 
 @functools.cache

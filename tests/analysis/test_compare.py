@@ -1,6 +1,8 @@
 """Comparison: numbers worked out by hand, runs that are there in part, and the notes."""
 
+import itertools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -11,7 +13,7 @@ from invented import pacs_experiment as full_size
 from fedsim.analysis import compare
 from fedsim.analysis.compare import run_labels
 from fedsim.analysis.metrics import frequent_class_shares
-from fedsim.analysis.notes import frequent_class_notes
+from fedsim.analysis.notes import edge_notes, frequent_class_notes, verdict_notes
 from fedsim.analysis.statistics import holm, paired, shared_targets, worst_means
 from fedsim.common.errors import UserError
 from fedsim.records import read_runs
@@ -36,7 +38,8 @@ def test_numbers_by_hand():
     assert (csac["pairs"], csac["seconds_per_round"], csac["bytes_down_per_round"]) == (6, 3.0, 3_000_000)
     assert math.isnan(fedavg["difference"])
     assert "mean ± sample standard deviation over seeds" in comparison.notes[1]
-    assert comparison.notes[0] == "Shown to differ from fedavg: csac (better, p Holm .031)."
+    ground = "The pairs are 2 unseen domains with up to 3 seeds each; over the 2 alone no p below .500 is possible."
+    assert comparison.notes[0] == f"Over these pairs differ from fedavg: csac (better, p Holm .031). {ground}"
     uncorrected = compare(two_methods(), baseline="fedavg", correction="none")
     assert "p_holm" not in uncorrected.methods
     assert "No correction for testing several methods" in " ".join(uncorrected.notes)
@@ -48,8 +51,45 @@ def test_numbers_by_hand():
         assert words in " ".join(few.notes)
     assert few.notes[0].startswith("No method is shown to differ from fedavg: the least p Holm is ")
     assert "differ from" not in compare(two_methods()).notes[0]
-    assert uncorrected.notes[0].endswith("csac (better, p without a correction .031).")
+    assert "csac (better, p without a correction .031)." in uncorrected.notes[0]
     assert "too few" not in " ".join(comparison.notes)
+
+
+def test_the_verdict_says_so_where_seeds_repeat_few_domains():
+    """Six pairs: of six domains with one seed, p is 2 / 2 ** 6; of one domain, six seeds repeat it: 2 / 2 ** 1."""
+
+    def verdict(targets, seeds):
+        pairs = list(itertools.product(targets, range(seeds)))
+        rows = [(label, *pair, 0.5) for label in "ab" for pair in pairs]
+        table = pd.DataFrame(rows, columns=["label", "target", "seed", "accuracy"])
+        methods = pd.DataFrame({"label": ["a", "b"], "difference": [math.nan, 0.04], "p_holm": [math.nan, 0.03125]})
+        found = SimpleNamespace(table=table, methods=methods, baseline="a", measure=SimpleNamespace(less_is_better=0))
+        return verdict_notes(found)[0]
+
+    assert verdict("uvwxyz", 1) == "Shown to differ from a: b (better, p Holm .031)."
+    start = "Over these pairs differ from a: b (better, p Holm .031). The pairs are "
+    assert verdict("uvwxy", 2) == (
+        f"{start}5 unseen domains with up to 2 seeds each; over the 5 alone no p below .062 is possible."
+    )
+    assert verdict("u", 6) == f"{start}1 unseen domain with up to 6 seeds; over it alone no p below 1.000 is possible."
+
+
+def test_selected_rounds_that_are_the_first_or_the_last_are_counted():
+    """Of eight runs of 10 rounds two select round 1 or 2, and two round 10: a quarter. Runs of 4 rounds are out."""
+    summary = pd.DataFrame({"best_validation_round": [1, 2, 3, 5, 7, 9, 10, 10], "rounds": 10})
+    assert edge_notes(summary, "best_validation") == [
+        "In 2 of 8 runs the selected round is one of the first two.",
+        "In 2 of 8 runs the selected round is the last one: more rounds may change the order.",
+    ]
+    assert edge_notes(summary.iloc[1:], "best_validation") == [
+        "In 2 of 7 runs the selected round is the last one: more rounds may change the order.",
+    ]
+    assert edge_notes(summary, "last") == []
+    assert edge_notes(summary.assign(rounds=4), "best_validation") == []
+    assert edge_notes(summary.assign(best_validation_round=math.nan), "best_validation") == []
+    notes = compare(two_methods()).notes
+    assert any(note.startswith("Each run counts at the round with the best validation of the cl") for note in notes)
+    assert "Each run counts at its last round." in compare(two_methods(), select="last").notes
 
 
 def test_a_row_that_is_not_above_the_most_frequent_class(tmp_path):
@@ -124,6 +164,7 @@ def test_the_worst_domain_is_the_least_mean_over_seeds_among_the_domains_of_all_
         without = compare(table_of_runs({"fedavg": fedavg, "csac": others}))
         assert "worst" not in without.methods
         assert "Worst" not in without.render("table")
+        assert "The worst target is left out: it takes two targets on which every row has a value." in without.notes
 
 
 def test_an_undefined_domain_is_not_the_worst():

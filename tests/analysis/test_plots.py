@@ -11,6 +11,7 @@ from invented import pacs_experiment, write_run
 from matplotlib.image import imread
 
 from fedsim.analysis import compare
+from fedsim.analysis.comparison import without_exchange
 from fedsim.analysis.comparison_figures import FRONT, cost_front, readable, target_bars
 from fedsim.analysis.figure_style import places, styles
 from fedsim.analysis.figures import (
@@ -22,6 +23,7 @@ from fedsim.analysis.figures import (
     metric_over_rounds,
 )
 from fedsim.analysis.plots import draw, plot_all
+from fedsim.analysis.statistics import whole_run_costs
 from fedsim.common.errors import UserError
 from fedsim.records import choose_runs, read_runs
 
@@ -103,6 +105,14 @@ def test_curves_over_the_bytes_of_the_clients():
     assert (panel.get_xlabel(), panel.get_xscale()) == ("MB sent by all clients", "log")
     lines = {line.get_label(): line.get_xydata().tolist() for line in panel.get_lines()}
     assert lines == {"a": [[2, 50], [4, 60]], "b": [[1, 50], [2, 60]]}
+    third = whole.assign(run=whole["run"].str.replace("a", "c"), label="c")
+    methods = pd.DataFrame({"label": ["a", "b", "c"], "group": ["", "", "pooled"]})
+    rounds = without_exchange(pd.concat([half, whole, third], ignore_index=True), methods)
+    (panel,) = curves_over_bytes(rounds, NAME, styles(["a", "b", "c"])).axes
+    assert {line.get_label() for line in panel.get_lines()} == {"a", "b"}
+    costs = whole_run_costs(rounds.assign(bytes_down=rounds["bytes_up"], round_seconds=60.0))
+    assert costs["gigabytes"].isna().to_dict() == {"a": False, "b": False, "c": True}
+    assert costs["minutes"].notna().all()
     assert curves_over_bytes(whole, NAME, looks) is None  # one amount
     assert curves_over_bytes(whole.drop(columns="bytes_up"), NAME, looks) is None
 

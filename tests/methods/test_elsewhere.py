@@ -33,6 +33,14 @@ def test_every_name_is_a_row_or_has_an_answer(benchmark, name):
     assert "\n" not in text
 
 
+def test_a_near_match_takes_the_place_of_the_list():
+    with pytest.raises(UserError) as error:
+        find_recipe("mixstile")
+    assert str(error.value) == "unknown method 'mixstile'; did you mean 'mixstyle'? all names: fedsim methods"
+    with pytest.raises(UserError, match="unknown method 'qqqqqqqqqq'; known: fedavg"):
+        find_recipe("qqqqqqqqqq")
+
+
 def test_the_file_has_each_name_once_and_only_benchmarks_that_are_known():
     names = [entry.name for entry in elsewhere()]
     assert len({name.casefold() for name in names}) == len(names)

@@ -223,3 +223,10 @@ def test_a_finished_run_of_a_method_whose_file_has_changed_is_not_the_result(tmp
     environment = run_folder(experiment) / "environment.json"
     environment.write_text(environment.read_text().replace("sha256:", "unknown:"))
     launch(experiment)
+
+
+def test_a_run_ends_with_the_next_commands(tmp_path, capsys):
+    run_one(tiny_experiment(tmp_path, rounds=1))
+    (folder,) = tmp_path.iterdir()
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"next: fedsim compare {folder}; fedsim report {folder}"
