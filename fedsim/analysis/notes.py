@@ -92,7 +92,7 @@ def verdict_notes(comparison: Comparison, column_title: str = "unseen domain") -
     if not differing:
         verdict = f"No method is shown to differ from {base}: the least {name} is {least}."
     elif ground:
-        verdict = f"Over these pairs differ from {base}: {methods_and_p}."
+        verdict = f"These differ over these pairs from {base}: {methods_and_p}."
     return [f"{verdict}{ground}"]
 
 

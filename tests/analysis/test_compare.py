@@ -39,7 +39,7 @@ def test_numbers_by_hand():
     assert math.isnan(fedavg["difference"])
     assert "mean ± sample standard deviation over seeds" in comparison.notes[1]
     ground = "The pairs are 2 unseen domains with up to 3 seeds each; over the 2 alone no p below .500 is possible."
-    assert comparison.notes[0] == f"Over these pairs differ from fedavg: csac (better, p Holm .031). {ground}"
+    assert comparison.notes[0] == f"These differ over these pairs from fedavg: csac (better, p Holm .031). {ground}"
     uncorrected = compare(two_methods(), baseline="fedavg", correction="none")
     assert "p_holm" not in uncorrected.methods
     assert "No correction for testing several methods" in " ".join(uncorrected.notes)
@@ -67,7 +67,7 @@ def test_the_verdict_says_so_where_seeds_repeat_few_domains():
         return verdict_notes(found)[0]
 
     assert verdict("uvwxyz", 1) == "Shown to differ from a: b (better, p Holm .031)."
-    start = "Over these pairs differ from a: b (better, p Holm .031). The pairs are "
+    start = "These differ over these pairs from a: b (better, p Holm .031). The pairs are "
     assert verdict("uvwxy", 2) == (
         f"{start}5 unseen domains with up to 2 seeds each; over the 5 alone no p below .062 is possible."
     )
