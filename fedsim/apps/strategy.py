@@ -32,6 +32,7 @@ from fedsim.methods.any_client import banks_of, needs_of, of_our_client
 from fedsim.methods.assembly import assemble, build_recipe
 from fedsim.methods.recipe import SLOTS, Recipe
 from fedsim.models.own_module import outputs_of, own_names
+from fedsim.records.differences import OF_ROUNDS
 from fedsim.runs.plan import resolve
 from fedsim.runs.serve import serve
 from fedsim.settings.experiment import SECTIONS, Experiment
@@ -47,11 +48,6 @@ from strategies.wire.own_apps import AppGrid
 from strategies.wire.target_site import TargetSite
 
 UNSEEN = "unseen"  # its name where only its data are given
-# Settings of [train] that are the server's.
-OF_ROUNDS = (
-    "clients_per_round", "evaluate_clients", "evaluate_every", "stop_after", "dp_max_epsilon", "availability",
-    "lost_replies",
-)  # fmt: skip
 RESERVED = {
     "target": "give the unseen domain to strategy.start(..., target=...)",
     "rounds": "give their number to strategy.start(..., num_rounds=...)",

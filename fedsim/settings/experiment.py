@@ -46,6 +46,7 @@ class Experiment(Settings):
     )
     run: RunSettings = RunSettings()
     _preset: tuple[str, tuple[str, ...]] = PrivateAttr(("", ()))  # its name, and keys of [method] that it alone sets
+    _app: dict[str, Any] | None = PrivateAttr(None)  # in records of clients with an app's own code: the configs sent
 
     @field_validator("method", mode="before")
     @classmethod
@@ -95,6 +96,17 @@ class Experiment(Settings):
         Only an experiment that was read with that preset has it, not one that was read from resolved settings.
         """
         return self._preset
+
+    @property
+    def app(self) -> dict[str, Any] | None:
+        """The configs that clients with an app's own code were sent, in records of such a run; None for other runs."""
+        return self._app
+
+    def of_app(self, configs: dict[str, Any] | None) -> "Experiment":
+        """Returns a copy whose clients had an app's own code, and were sent these configs; None: they had fedsim's."""
+        changed = self.model_copy()
+        changed._app = configs
+        return changed
 
     def settings_hash(self) -> str:
         """A short hash of everything that the numbers of a run depend on, except method, target and seed."""

@@ -12,7 +12,12 @@ from torch.utils.data import TensorDataset
 
 import fedsim
 from fedsim import UserError
+from fedsim.analysis.compare import compare
+from fedsim.analysis.report import settings_apart
+from fedsim.analysis.reproduce import command_line
 from fedsim.methods.any_client import requirements
+from fedsim.records.differences import comparable_settings
+from fedsim.records.reading import read_runs
 from fedsim.runtime.inline import InlineGrid
 from strategies.base import FedDG
 from strategies.fuse.krum import Krum
@@ -196,6 +201,55 @@ def test_another_train_config_is_another_run(tmp_path):
     with pytest.raises(UserError, match=r"another train_config: lr was 0\.1, and is 0\.01; choose another output="):
         start(0.01)
     assert weight_of(start(0.1).arrays) == pytest.approx(17 / 6)
+
+
+def test_records_of_own_clients_have_no_settings_of_a_client_and_no_zeros(tmp_path, monkeypatch):
+    """The run of fedsim's client has lr 0.05, which nothing compares with the lr of an app: nobody knows that one."""
+
+    def start(method, lr, output):
+        strategy = fedsim.strategy(method, zeros(), output=str(output))
+        app = shift_app(names=lambda number: "abc"[number])
+        strategy.start(grid_of(app), num_rounds=1, train_config=ConfigRecord({"lr": lr}))
+
+    def load(context):
+        data = TensorDataset(torch.rand(8, 2), torch.tensor([0, 1, 2, 0] * 2))
+        return "abc"[context.node_config["partition-id"]], data, data
+
+    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
+    start("fedomg", 0.1, tmp_path / "one")
+    app = fedsim.client_app("fedprox", model=nn.Sequential(nn.Linear(2, 3)), data=load, lr=0.05)
+    net = nn.Sequential(nn.Linear(2, 3))
+    fedsim.strategy("fedprox", net, client="fedsim", output=str(tmp_path / "one")).start(grid_of(app), num_rounds=1)
+    runs = read_runs(tmp_path / "one")
+    comparison = compare(runs)
+    assert any("app's own code" in note and note.startswith("app/fedomg/") for note in comparison.notes)
+    methods = comparison.methods.set_index("label")
+    assert methods.loc["fedomg", ["images", "steps"]].isna().all()
+    assert methods.loc["fedprox", "images"] > 0
+    rounds = runs.rounds.set_index(["method", "round"]).loc[("fedomg", 1)]
+    assert rounds[["images", "steps", "train_seconds"]].isna().all()
+    assert rounds["bytes_down"] > 0
+    settings = [comparable_settings(experiment) for experiment in runs.experiments.values()]
+    own, ours = sorted(settings, key=lambda table: "train.lr" in table)
+    assert ours["train.lr"] == 0.05
+    assert own["app.train_config.lr"] == 0.1
+    assert not any(key in own for key in ("train.batch_size", "model.backbone", "data.image_size", "run.runtime"))
+    assert command_line(runs.experiments["app/fedomg/no-target/seed0"], tmp_path).startswith("# start the Flower app")
+    apart, shared = settings_apart(runs)
+    assert not any("lr" in key for key in [*apart, *shared] if not key.startswith("app."))
+
+
+def test_other_configs_of_an_app_are_not_compared(tmp_path):
+    def start(method, **config):
+        strategy = fedsim.strategy(method, zeros(), output=str(tmp_path))
+        strategy.start(grid_of(shift_app()), num_rounds=1, train_config=ConfigRecord(config))
+
+    start("fedomg", lr=0.1)
+    start("fedavg")
+    with pytest.raises(
+        UserError, match=r"app\.train_config\.lr \(default \| 0\.1\); say .* --by app\.train_config\.lr"
+    ):
+        compare(read_runs(tmp_path))
 
 
 def test_clients_without_names_cannot_be_resumed_which_both_starts_say(tmp_path, caplog):
