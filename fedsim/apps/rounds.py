@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import Result
 from safetensors.numpy import load_file
 from torch import nn
 
-from fedsim.common.values import JsonTable
+from fedsim.common.values import JsonTable, Row
 from fedsim.models.tasks import TaskRules, rules_of
 from fedsim.runs import admission
 from fedsim.runs.app_records import recorded_numbers, refuse_other_clients, refuse_other_configs
@@ -32,7 +32,7 @@ from strategies.recipe import ServerRecipe
 from strategies.round import RoundResult
 from strategies.wire.grids import PatientGrid
 from strategies.wire.handshake import OpenRoster
-from strategies.wire.own_apps import AppGrid, means_of, metric_record
+from strategies.wire.own_apps import EXAMPLES, AppGrid, means_of, metric_record
 from strategies.wire.target_site import TargetScore
 
 logger = logging.getLogger("flwr.fedsim")  # by Flower's handler; a run of fedsim silences Flower's own lines
@@ -99,7 +99,7 @@ class Rounds:
         server.exchange.measured = ()
         server.exchange.validates = validates
         nodes.state = server.state
-        self.metrics = Metrics(experiment.train.rounds)
+        self.metrics = Metrics(experiment.train.rounds, evaluated=nodes.evaluated)
         self.strategy.sinks.append(self.metrics)
 
     def play(self, arrays: ArrayRecord, rounds: int, evaluate_fn: Evaluate | None) -> Result:
@@ -168,16 +168,34 @@ def client_means(rows: Mapping[str, Mapping[str, Any]]) -> tuple[MetricRecord, M
     shown = [name for name in columns if not name.startswith(NOT_SHOWN)]
     of_training = [name for name in shown if not name.startswith("validation_")]
     of_validation = [name for name in shown if name.startswith("validation_")]
-    return means_of(rows, of_training), means_of(rows, of_validation)
+    validation = means_of(rows, of_validation)
+    for name in columns:
+        if name.startswith(EVALUATED):
+            own_name = name.removeprefix(EVALUATED)
+            validation[own_name] = weighted_mean(rows, name)
+    return means_of(rows, of_training), validation
 
 
-NOT_SHOWN = ("bytes_", "examples", "evaluation_seconds", "validation_examples", "images")  # beginnings of columns
+def weighted_mean(rows: Mapping[str, Mapping[str, Any]], column: str) -> float:
+    """Returns the mean of a column over the clients that have it, weighted as by FedAvg: by validation examples."""
+    amount, examples = 0.0, 0.0
+    for row in rows.values():
+        if column in row:
+            amount += row[column] * row["validation_examples"]
+            examples += row["validation_examples"]
+    return amount / examples
+
+
+EVALUATED = "evaluate_"  # begins the columns of a client's metrics under its own names
+# Beginnings of columns.
+NOT_SHOWN = ("bytes_", "examples", "evaluation_seconds", "validation_examples", "images", EVALUATED)
 
 
 class Metrics(Sink):
     """Logs each round as Flower's own strategies do, and keeps what Flower's Result says of it.
 
     names: the user's own names of tensors, by ours, for evaluate_fn; where he has none, tensors have his names already
+    evaluated: by client, the metrics of its reply to evaluate in the round, which become columns of its row
     """
 
     def __init__(
@@ -185,10 +203,12 @@ class Metrics(Sink):
         rounds: int,
         names: Mapping[str, str] | None = None,
         evaluate_fn: Evaluate | None = None,
+        evaluated: Mapping[str, Mapping[str, float]] | None = None,
     ) -> None:
         self.rounds = rounds
         self.names = names or {}
         self.evaluate = evaluate_fn
+        self.evaluated = {} if evaluated is None else evaluated
         self.of_training: dict[int, MetricRecord] = {}
         self.of_validation: dict[int, MetricRecord] = {}
         self.of_target: dict[int, MetricRecord] = {}
@@ -202,6 +222,9 @@ class Metrics(Sink):
         """Logs and keeps the means over the clients, and the score on the unseen domain."""
         number, target = result.number, result.target
         if number:
+            for client, row in result.notes.clients.items():
+                if "validation_examples" in row:
+                    row.update(own_columns(self.evaluated.get(client, {})))
             self._add_clients(number, result.notes.clients)
         metrics: dict[str, Any] = {}
         if target.value is not None:
@@ -227,6 +250,15 @@ class Metrics(Sink):
             metrics.update(record)
         if folder:
             add_recorded(result, folder)
+
+
+def own_columns(metrics: Mapping[str, float]) -> Row:
+    """Returns a client's metrics of an evaluation as columns of clients.csv, except the number of examples."""
+    columns = {}
+    for name, value in metrics.items():
+        if name != EXAMPLES and name.isprintable():
+            columns[f"{EVALUATED}{name}"] = float(value)
+    return columns
 
 
 def renamed(arrays: Arrays, names: Mapping[str, str]) -> ArrayRecord:

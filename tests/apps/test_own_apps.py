@@ -192,6 +192,22 @@ def test_the_second_start_of_a_finished_run_returns_its_metrics(tmp_path):
         }
 
 
+def test_metrics_of_an_evaluation_keep_the_names_of_the_client(tmp_path):
+    """Accuracies 0, 0.1, 0.2 over 10, 20, 70 examples are 0.16 by FedAvg's mean, and 0.1 by the mean of the clients."""
+
+    def start():
+        app = shift_app(evaluation=lambda number: {"num-examples": (10, 20, 70)[number], "Top-5, F1": 1.0 + number})
+        return fedsim.strategy("fedavg", zeros(), output=str(tmp_path)).start(grid_of(app), num_rounds=1)
+
+    for result in (start(), start()):  # the second is of the records
+        metrics = result.evaluate_metrics_clientapp[1]
+        assert metrics["eval_acc"] == pytest.approx(0.16)
+        assert metrics["validation_accuracy"] == pytest.approx(0.1)
+        assert metrics["Top-5, F1"] == pytest.approx(2.6)
+        assert set(metrics) == {"validation_accuracy", "validation_loss", "eval_acc", "eval_loss", "Top-5, F1"}
+        assert "eval_acc" not in str(dict(result.train_metrics_clientapp[1]))
+
+
 def test_another_train_config_is_another_run(tmp_path):
     def start(lr):
         strategy = fedsim.strategy("fedavg", zeros(), output=str(tmp_path))
