@@ -401,6 +401,35 @@ def test_too_few_clients_end_the_run_in_one_line(monkeypatch):
         strategy.start(grid_of(shift_app()))
 
 
+def test_a_target_that_is_not_there_is_said_soon_with_those_who_are(monkeypatch, caplog):
+    monkeypatch.setattr("strategies.wire.handshake.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("strategies.wire.handshake.FIRST_SECONDS", 0.02)
+    strategy = fedsim.strategy("fedavg", zeros(), wait_for_sites=0.2)
+    with pytest.raises(fedsim.ClientFailedError) as error:
+        strategy.start(grid_of(shift_app()), target="site-22")
+    names = "site-0, site-1, site-2"
+    assert str(error.value) == (
+        "3 clients answered in time, and not 'site-22', which holds the unseen domain; did you mean 'site-2'? "
+        f"here are: {names}"
+    )
+    lines = [line for line in caplog.messages if "waiting" in line]
+    assert len(lines) == 1
+    assert f"3 clients have answered ({names}), and not 'site-22'" in lines[0]
+
+
+def test_a_run_that_cannot_go_on_says_so_in_the_words_of_an_app(tmp_path):
+    def start(rounds):
+        fedsim.strategy("fedavg", zeros(), output=str(tmp_path)).start(grid_of(shift_app()), num_rounds=rounds)
+
+    start(2)
+    with pytest.raises(UserError) as error:
+        start(3)
+    assert "give fedsim.strategy(..., keep_state=True) for a run that may go on" in str(error.value)
+    assert str(error.value).endswith("choose another output=..., or remove the folder")
+    with pytest.raises(UserError, match=r"fewer rounds \(num_rounds\)"):
+        start(1)
+
+
 def test_the_strategy_inside_plays_no_empty_rounds():
     """`FedDG` alone knows no clients, which it says; it does not return the initial model without a word."""
     strategy = fedsim.strategy("fedavg", zeros())
