@@ -112,8 +112,28 @@ def test_the_page_has_the_table_and_the_names_of_the_code():
     program = runpy.run_path(str(EXAMPLES.parent / "own_app_table.py"))
     assert program["with_table"](page) == page
     assert all(f"| `{name}` | {meaning} |" in page for name, meaning in MEANINGS.items())
+    rows = [line.strip("|").split(" | ") for line in page.splitlines() if line.count(" | ") == 2]
     for name, client, needs in requirements():
-        assert f"\n| {name} | {client} | {needs or 'nothing more'} |\n" in page
+        ((clients, reason, _),) = [row for row in rows if name in row[2].strip().split(", ")]
+        assert clients.strip() == client
+        assert reason == ("" if client == "fedsim's client" else needs or "nothing more")
+
+
+def test_the_weights_on_the_page_are_those_of_the_example(tmp_path):
+    """The first row has 1/3 + d (1 - 1/6) = 0.5 by hand; the page has four digits of each number."""
+    from any_client.client_app import app
+    from any_client.task import Net
+
+    torch.manual_seed(0)
+    strategy = fedsim.strategy("feddg-ga", Net(), output=str(tmp_path))
+    strategy.start(grid_of(app), num_rounds=6, train_config=ConfigRecord({"lr": 0.5}))
+    clients = pd.read_csv(next(tmp_path.rglob("clients.csv"))).set_index(["round", "client"])
+    page = (EXAMPLES.parent / "own-app.md").read_text()
+    for client in ("scanner-a", "scanner-b", "scanner-c"):
+        row = clients.loc[(2, client)]
+        numbers = [row["received_loss"], clients.loc[(1, client)]["trained_loss"], row["gap"], row["weight"]]
+        (line,) = [line for line in page.splitlines() if line.startswith(f"| {client} |")]
+        assert [float(cell) for cell in line.strip("|").split("|")[1:]] == pytest.approx(numbers, abs=1e-3)
 
 
 def test_names_come_from_the_domain_then_the_partition_then_the_node(tmp_path):
