@@ -14,10 +14,11 @@ from flwr.serverapp.strategy import Result
 from safetensors.numpy import load_file
 from torch import nn
 
+from fedsim.common.lists import first_few
 from fedsim.common.values import JsonTable, Row
 from fedsim.models.tasks import TaskRules, rules_of
 from fedsim.runs import admission
-from fedsim.runs.app_records import recorded_numbers, refuse_other_clients, refuse_other_configs
+from fedsim.runs.app_records import log_best_round, recorded_numbers, refuse_other_clients, refuse_other_configs
 from fedsim.runs.plan import Plan
 from fedsim.runs.serve import recorded
 from fedsim.runs.session import Session
@@ -124,6 +125,7 @@ class Rounds:
         refuse_other_configs(plan.folder, configs)
         if admission.is_already_finished(plan):
             logger.info("fedsim: already finished: %s", plan.folder)
+            log_best_round(plan.folder)
             arrays = load_file(plan.folder / "last.safetensors")
             result = Result(arrays=state_to_record(arrays))
             add_recorded(result, plan.folder)
@@ -136,6 +138,7 @@ class Rounds:
             left = rounds - max(self.strategy.finished_rounds, 0)
             result = self.play(session.initial_arrays(), left, evaluate_fn)
             session.finish()
+        log_best_round(plan.folder)
         add_recorded(result, plan.folder)
         return result
 
@@ -229,7 +232,7 @@ class Metrics(Sink):
         metrics: dict[str, Any] = {}
         if target.value is not None:
             metrics = {"accuracy": target.value, "loss": float(target.loss or 0.0)}
-            logger.info("\t unseen domain: %s", metrics)
+            logger.info("\t unseen domain: %s", with_digits(metrics))
         if self.evaluate:
             model = renamed(record_to_arrays(result.model), self.names)
             metrics |= self.evaluate(number, model) or {}
@@ -239,7 +242,12 @@ class Metrics(Sink):
     def _add_clients(self, number: int, rows: Mapping[str, Mapping[str, Any]]) -> None:
         """Logs and keeps the means over the clients of a round, whose rows are given by the name of the client."""
         self.of_training[number], self.of_validation[number] = client_means(rows)
-        logger.info("\t clients: %s", {**self.of_training[number], **self.of_validation[number]})
+        means = {**self.of_validation[number], **self.of_training[number]}
+        columns = {name for row in rows.values() for name in row} - {"weight", "gap_valid"}
+        shown = {name: mean for name, mean in means.items() if name in columns}
+        logger.info("\t means over the clients: %s", with_digits(shown))
+        weights = {client: row["weight"] for client, row in rows.items() if "weight" in row}
+        logger.info("\t weights: %s", with_digits(weights))
 
     def add_to(self, result: Result, folder: Path | None = None) -> None:
         """Fills in the metrics of the clients and of the unseen domain; folder: of records that have further rounds."""
@@ -250,6 +258,15 @@ class Metrics(Sink):
             metrics.update(record)
         if folder:
             add_recorded(result, folder)
+
+
+def with_digits(numbers: Mapping[str, Any]) -> str:
+    """Returns names with their numbers in four digits that count, of at most ten of them.
+
+    >>> with_digits({"gap": 0.0321017, "steps": 12.0})
+    'gap 0.0321, steps 12'
+    """
+    return first_few(f"{name} {value:.4g}" for name, value in numbers.items())
 
 
 def own_columns(metrics: Mapping[str, float]) -> Row:

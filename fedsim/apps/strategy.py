@@ -33,6 +33,7 @@ from fedsim.methods.assembly import assemble, build_recipe
 from fedsim.methods.recipe import SLOTS, Recipe
 from fedsim.models.own_module import outputs_of, own_names
 from fedsim.records.differences import OF_ROUNDS
+from fedsim.runs.app_records import log_best_round
 from fedsim.runs.plan import resolve
 from fedsim.runs.serve import serve
 from fedsim.settings.experiment import SECTIONS, Experiment
@@ -364,6 +365,8 @@ class AppStrategy(WholeRounds):
             serve(QuickGrid(grid), plan, sinks=[metrics])
             result = Result(arrays=renamed(load_file(plan.folder / "last.safetensors"), names))
             metrics.add_to(result, plan.folder)
+            if self.asked.output:
+                log_best_round(plan.folder)
         return result
 
 

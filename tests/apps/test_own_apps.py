@@ -228,6 +228,20 @@ def test_metrics_of_an_evaluation_keep_the_names_of_the_client(tmp_path):
         assert "eval_acc" not in str(dict(result.train_metrics_clientapp[1]))
 
 
+def test_the_log_has_the_weights_of_the_clients_and_the_best_round(tmp_path, caplog):
+    """10, 20 and 30 of 60 examples are the weights 1/6, 1/3 and 1/2 of FedAvg; the mean accuracy is 0.1."""
+    strategy = fedsim.strategy("fedavg", zeros(), output=str(tmp_path))
+    strategy.start(grid_of(shift_app(lambda number, round: {"train_loss": 1.23456})), num_rounds=1)
+    lines = [line.strip() for line in caplog.messages]
+    assert "weights: site-0 0.1667, site-1 0.3333, site-2 0.5" in lines
+    (means,) = [line for line in lines if line.startswith("means over the clients: ")]
+    assert "train_loss 1.235" in means
+    assert "weight" not in means
+    assert "eval_acc" not in means
+    folder = tmp_path / "app" / "fedavg" / "no-target" / "seed0"
+    assert lines[-1] == f"fedsim: best round 1, mean validation accuracy 0.1; records: {folder}"
+
+
 def test_another_train_config_is_another_run(tmp_path):
     def start(lr):
         strategy = fedsim.strategy("fedavg", zeros(), output=str(tmp_path))
