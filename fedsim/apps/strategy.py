@@ -32,11 +32,9 @@ from fedsim.methods.any_client import banks_of, needs_of, of_no_app, of_our_clie
 from fedsim.methods.assembly import assemble, build_recipe
 from fedsim.methods.recipe import SLOTS, Recipe
 from fedsim.models.own_module import outputs_of, own_names
-from fedsim.records.differences import OF_ROUNDS
-from fedsim.runs.app_records import log_best_round
 from fedsim.runs.plan import resolve
 from fedsim.runs.serve import serve
-from fedsim.settings.experiment import SECTIONS, Experiment
+from fedsim.settings.experiment import OF_ROUNDS, SECTIONS, Experiment
 from fedsim.settings.keywords import experiment_of
 from fedsim.tensors.arrays import state_to_record
 from fedsim.tensors.records import Config
@@ -365,8 +363,6 @@ class AppStrategy(WholeRounds):
             serve(QuickGrid(grid), plan, sinks=[metrics])
             result = Result(arrays=renamed(load_file(plan.folder / "last.safetensors"), names))
             metrics.add_to(result, plan.folder)
-            if self.asked.output:
-                log_best_round(plan.folder)
         return result
 
 

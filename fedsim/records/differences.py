@@ -9,7 +9,7 @@ from fedsim.common.errors import UserError, nearest
 from fedsim.common.lists import keys_of
 from fedsim.common.values import JsonTable
 from fedsim.parts.part import named_part
-from fedsim.settings.experiment import Experiment
+from fedsim.settings.experiment import OF_ROUNDS, Experiment
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,11 +22,6 @@ NUMBERLESS_KEYS = (*MACHINE_KEYS, "data.accept")  # settings of [data] on which 
 # Methods that adapt to the target are tested on fewer images than others; a note of the table says so.
 TESTED_KEYS = ("data.adapt_share",)
 ABSENT = "default"
-# Settings of [train] and [data] that are the server's also where the clients have an app's own code.
-OF_ROUNDS = (
-    "rounds", "clients_per_round", "evaluate_clients", "evaluate_every", "stop_after", "dp_max_epsilon", "availability",
-    "lost_replies",
-)  # fmt: skip
 OF_SERVER = ("data.domains", *(f"train.{name}" for name in OF_ROUNDS))
 IDENTITY = ("method.name", "run.target", "run.seed")  # what tells the runs of a study apart
 Recipe = Mapping[str, JsonTable]  # fields by slot and part, as environment.json has them

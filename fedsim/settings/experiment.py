@@ -134,6 +134,11 @@ class Experiment(Settings):
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:10]
 
 
+# Settings of [train] that are the server's also where the clients have an app's own code.
+OF_ROUNDS = (
+    "rounds", "clients_per_round", "evaluate_clients", "evaluate_every", "stop_after", "dp_max_epsilon", "availability",
+    "lost_replies",
+)  # fmt: skip
 SECTIONS: dict[str, type[BaseModel]] = {
     "data": DataSettings,
     "model": ModelSettings,
