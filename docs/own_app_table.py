@@ -9,10 +9,14 @@ BEGIN, END = "<!-- table -->\n", "<!-- end of table -->"
 
 
 def table() -> str:
-    """The table in Markdown."""
-    lines = ["| method | its clients | what replies must have, or which part decides |", "|---|---|---|"]
+    """The table in Markdown: a row for all methods that need the same."""
+    groups: dict[tuple[str, str], list[str]] = {}
     for name, client, needs in requirements():
-        lines.append(f"| {name} | {client} | {needs or 'nothing more'} |")
+        reason = "" if client == "fedsim's client" else needs or "nothing more"
+        groups.setdefault((client, reason), []).append(name)
+    lines = ["| clients | what replies must have, or why none | methods |", "|---|---|---|"]
+    for (client, reason), names in groups.items():
+        lines.append(f"| {client} | {reason} | {', '.join(names)} |")
     return "\n".join(lines) + "\n"
 
 

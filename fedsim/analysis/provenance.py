@@ -149,6 +149,7 @@ def provenance_notes(recorded: Environments) -> list[str]:
     notes += finding_notes(recorded)
     notes += privacy_notes(recorded)
     notes += site_notes(recorded)
+    notes += app_notes(recorded)
     values: dict[str, dict[str, Any]] = {}  # {what is recorded: {run, or part of its rounds: its value}}
     for run, table in recorded.items():
         for part, environment in all_environments(table):
@@ -235,6 +236,17 @@ def site_notes(recorded: Environments) -> list[str]:
             texts = "; ".join(differing)
             notes.append(f"{run}: sites had other versions than the server: {texts}.")
     return notes
+
+
+def app_notes(recorded: Environments) -> list[str]:
+    """A note on runs whose clients had an app's own code, of which the records know the configs alone."""
+    runs = [run for run, table in recorded.items() if "app" in table]
+    if not runs:
+        return []
+    return [
+        f"{_named(runs)}: the clients trained by an app's own code, whose learning rate, batches, network and data are "
+        "in no record, so that nothing compared them."
+    ]
 
 
 def _named(runs: list[str]) -> str:

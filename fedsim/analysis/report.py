@@ -550,8 +550,9 @@ def settings_apart(runs: Runs) -> tuple[dict[str, str], dict[str, str]]:
     experiments = list(runs.comparable.values())
     differing = differing_settings(experiments, between_methods=True)
     shared = {}
+    of_all = set.intersection(*(set(comparable_settings(experiment)) for experiment in experiments))
     for key, value in comparable_settings(experiments[0]).items():
-        if not key.startswith("method.") and key not in differing:
+        if not key.startswith("method.") and key not in differing and key in of_all:
             shared[key] = value_text(value)
     for experiment in experiments:
         for key, value in comparable_settings(experiment).items():

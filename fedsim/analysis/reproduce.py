@@ -18,8 +18,11 @@ def command_line(experiment: Experiment, file: Path) -> str:
 
     CONFIG is the shipped experiment of the run's name, and `--set` gives what differs from it. When there is no such
     experiment, or when it sets something that an override cannot undo, CONFIG is `file`, the run's own experiment.toml.
-    The folder of the data is left out, because it differs between machines.
+    The folder of the data is left out, because it differs between machines. For clients with an app's own code, which
+    no record has, it is a sentence.
     """
+    if experiment.app is not None:
+        return "# start the Flower app again: the code of its clients is in no record"
     run = experiment.run
     options = ["--method", experiment.method_name, "--target", run.target, "--seed", str(run.seed)]
     overrides = _overrides(experiment)

@@ -25,6 +25,7 @@ from fedsim.common.errors import CLIENT_APP_RAISED, USER_ERROR, UserError, first
 from fedsim.common.files import of_home
 from fedsim.common.values import Json, JsonTable
 from fedsim.data.of_apps import HERE, Held, hold
+from fedsim.methods.any_client import of_no_app
 from fedsim.methods.assembly import build_recipe
 from fedsim.methods.recipe import Recipe
 from fedsim.settings.experiment import parse_experiment
@@ -69,7 +70,9 @@ class Node:
 
     def __init__(self, method: str, backbone: str, data: Load, state: str, settings: dict[str, Json]) -> None:
         experiment = app_experiment(method, settings)
-        build_recipe(experiment)
+        no_app = of_no_app(build_recipe(experiment))
+        if no_app:
+            raise UserError(f"{method}: {no_app}, and an app has its own data and network; use fedsim.run")
         self.method = method
         self.backbone = backbone
         self.data = data

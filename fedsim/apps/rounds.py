@@ -14,10 +14,11 @@ from flwr.serverapp.strategy import Result
 from safetensors.numpy import load_file
 from torch import nn
 
-from fedsim.common.values import JsonTable
+from fedsim.common.lists import first_few
+from fedsim.common.values import JsonTable, Row
 from fedsim.models.tasks import TaskRules, rules_of
 from fedsim.runs import admission
-from fedsim.runs.app_records import recorded_numbers, refuse_other_clients, refuse_other_configs
+from fedsim.runs.app_records import log_best_round, recorded_numbers, refuse_other_clients, refuse_other_configs
 from fedsim.runs.plan import Plan
 from fedsim.runs.serve import recorded
 from fedsim.runs.session import Session
@@ -32,7 +33,7 @@ from strategies.recipe import ServerRecipe
 from strategies.round import RoundResult
 from strategies.wire.grids import PatientGrid
 from strategies.wire.handshake import OpenRoster
-from strategies.wire.own_apps import AppGrid, means_of, metric_record
+from strategies.wire.own_apps import EXAMPLES, AppGrid, means_of, metric_record
 from strategies.wire.target_site import TargetScore
 
 logger = logging.getLogger("flwr.fedsim")  # by Flower's handler; a run of fedsim silences Flower's own lines
@@ -99,7 +100,7 @@ class Rounds:
         server.exchange.measured = ()
         server.exchange.validates = validates
         nodes.state = server.state
-        self.metrics = Metrics(experiment.train.rounds)
+        self.metrics = Metrics(experiment.train.rounds, evaluated=nodes.evaluated)
         self.strategy.sinks.append(self.metrics)
 
     def play(self, arrays: ArrayRecord, rounds: int, evaluate_fn: Evaluate | None) -> Result:
@@ -124,6 +125,7 @@ class Rounds:
         refuse_other_configs(plan.folder, configs)
         if admission.is_already_finished(plan):
             logger.info("fedsim: already finished: %s", plan.folder)
+            log_best_round(plan.folder)
             arrays = load_file(plan.folder / "last.safetensors")
             result = Result(arrays=state_to_record(arrays))
             add_recorded(result, plan.folder)
@@ -136,6 +138,7 @@ class Rounds:
             left = rounds - max(self.strategy.finished_rounds, 0)
             result = self.play(session.initial_arrays(), left, evaluate_fn)
             session.finish()
+        log_best_round(plan.folder)
         add_recorded(result, plan.folder)
         return result
 
@@ -168,16 +171,34 @@ def client_means(rows: Mapping[str, Mapping[str, Any]]) -> tuple[MetricRecord, M
     shown = [name for name in columns if not name.startswith(NOT_SHOWN)]
     of_training = [name for name in shown if not name.startswith("validation_")]
     of_validation = [name for name in shown if name.startswith("validation_")]
-    return means_of(rows, of_training), means_of(rows, of_validation)
+    validation = means_of(rows, of_validation)
+    for name in columns:
+        if name.startswith(EVALUATED):
+            own_name = name.removeprefix(EVALUATED)
+            validation[own_name] = weighted_mean(rows, name)
+    return means_of(rows, of_training), validation
 
 
-NOT_SHOWN = ("bytes_", "examples", "evaluation_seconds", "validation_examples", "images")  # beginnings of columns
+def weighted_mean(rows: Mapping[str, Mapping[str, Any]], column: str) -> float:
+    """Returns the mean of a column over the clients that have it, weighted as by FedAvg: by validation examples."""
+    amount, examples = 0.0, 0.0
+    for row in rows.values():
+        if column in row:
+            amount += row[column] * row["validation_examples"]
+            examples += row["validation_examples"]
+    return amount / examples
+
+
+EVALUATED = "evaluate_"  # begins the columns of a client's metrics under its own names
+# Beginnings of columns.
+NOT_SHOWN = ("bytes_", "examples", "evaluation_seconds", "validation_examples", "images", EVALUATED)
 
 
 class Metrics(Sink):
     """Logs each round as Flower's own strategies do, and keeps what Flower's Result says of it.
 
     names: the user's own names of tensors, by ours, for evaluate_fn; where he has none, tensors have his names already
+    evaluated: by client, the metrics of its reply to evaluate in the round, which become columns of its row
     """
 
     def __init__(
@@ -185,10 +206,12 @@ class Metrics(Sink):
         rounds: int,
         names: Mapping[str, str] | None = None,
         evaluate_fn: Evaluate | None = None,
+        evaluated: Mapping[str, Mapping[str, float]] | None = None,
     ) -> None:
         self.rounds = rounds
         self.names = names or {}
         self.evaluate = evaluate_fn
+        self.evaluated = {} if evaluated is None else evaluated
         self.of_training: dict[int, MetricRecord] = {}
         self.of_validation: dict[int, MetricRecord] = {}
         self.of_target: dict[int, MetricRecord] = {}
@@ -202,11 +225,14 @@ class Metrics(Sink):
         """Logs and keeps the means over the clients, and the score on the unseen domain."""
         number, target = result.number, result.target
         if number:
+            for client, row in result.notes.clients.items():
+                if "validation_examples" in row:
+                    row.update(own_columns(self.evaluated.get(client, {})))
             self._add_clients(number, result.notes.clients)
         metrics: dict[str, Any] = {}
         if target.value is not None:
             metrics = {"accuracy": target.value, "loss": float(target.loss or 0.0)}
-            logger.info("\t unseen domain: %s", metrics)
+            logger.info("\t unseen domain: %s", with_digits(metrics))
         if self.evaluate:
             model = renamed(record_to_arrays(result.model), self.names)
             metrics |= self.evaluate(number, model) or {}
@@ -216,7 +242,12 @@ class Metrics(Sink):
     def _add_clients(self, number: int, rows: Mapping[str, Mapping[str, Any]]) -> None:
         """Logs and keeps the means over the clients of a round, whose rows are given by the name of the client."""
         self.of_training[number], self.of_validation[number] = client_means(rows)
-        logger.info("\t clients: %s", {**self.of_training[number], **self.of_validation[number]})
+        means = {**self.of_validation[number], **self.of_training[number]}
+        columns = {name for row in rows.values() for name in row} - {"weight", "gap_valid"}
+        shown = {name: mean for name, mean in means.items() if name in columns}
+        logger.info("\t means over the clients: %s", with_digits(shown))
+        weights = {client: row["weight"] for client, row in rows.items() if "weight" in row}
+        logger.info("\t weights: %s", with_digits(weights))
 
     def add_to(self, result: Result, folder: Path | None = None) -> None:
         """Fills in the metrics of the clients and of the unseen domain; folder: of records that have further rounds."""
@@ -227,6 +258,24 @@ class Metrics(Sink):
             metrics.update(record)
         if folder:
             add_recorded(result, folder)
+
+
+def with_digits(numbers: Mapping[str, Any]) -> str:
+    """Returns names with their numbers in four digits that count, of at most ten of them.
+
+    >>> with_digits({"gap": 0.0321017, "steps": 12.0})
+    'gap 0.0321, steps 12'
+    """
+    return first_few(f"{name} {value:.4g}" for name, value in numbers.items())
+
+
+def own_columns(metrics: Mapping[str, float]) -> Row:
+    """Returns a client's metrics of an evaluation as columns of clients.csv, except the number of examples."""
+    columns = {}
+    for name, value in metrics.items():
+        if name != EXAMPLES and name.isprintable():
+            columns[f"{EVALUATED}{name}"] = float(value)
+    return columns
 
 
 def renamed(arrays: Arrays, names: Mapping[str, str]) -> ArrayRecord:

@@ -28,13 +28,13 @@ from fedsim.common.errors import UserError
 from fedsim.common.tasks import CLASSIFICATION, OF_CLASSES
 from fedsim.common.values import Json, JsonTable
 from fedsim.data.of_apps import DATASET, HERE, NO_TARGET, hold, settings_for
-from fedsim.methods.any_client import banks_of, needs_of, of_our_client
+from fedsim.methods.any_client import banks_of, needs_of, of_no_app, of_our_client
 from fedsim.methods.assembly import assemble, build_recipe
 from fedsim.methods.recipe import SLOTS, Recipe
 from fedsim.models.own_module import outputs_of, own_names
 from fedsim.runs.plan import resolve
 from fedsim.runs.serve import serve
-from fedsim.settings.experiment import SECTIONS, Experiment
+from fedsim.settings.experiment import OF_ROUNDS, SECTIONS, Experiment
 from fedsim.settings.keywords import experiment_of
 from fedsim.tensors.arrays import state_to_record
 from fedsim.tensors.records import Config
@@ -47,11 +47,6 @@ from strategies.wire.own_apps import AppGrid
 from strategies.wire.target_site import TargetSite
 
 UNSEEN = "unseen"  # its name where only its data are given
-# Settings of [train] that are the server's.
-OF_ROUNDS = (
-    "clients_per_round", "evaluate_clients", "evaluate_every", "stop_after", "dp_max_epsilon", "availability",
-    "lost_replies",
-)  # fmt: skip
 RESERVED = {
     "target": "give the unseen domain to strategy.start(..., target=...)",
     "rounds": "give their number to strategy.start(..., num_rounds=...)",
@@ -69,6 +64,12 @@ OF_FLOWER = {
     "min_train_nodes": "min_available_nodes=N awaits N clients before the first round",
     "min_evaluate_nodes": "min_available_nodes=N awaits N clients before the first round",
     "weighted_by_key": "the examples of a client are the metric num-examples of its replies",
+}
+# Words of messages, and the arguments of fedsim.strategy that take their place in an app.
+ARGUMENTS = {
+    "another --output or name": "another output=...",
+    "set run.keep_state = true": "give fedsim.strategy(..., keep_state=True)",
+    "(train.rounds)": "(num_rounds)",
 }
 
 Target = Any  # a Dataset, (name, Dataset), the name of a client, or None
@@ -108,8 +109,9 @@ def strategy(
     name = named_recipe(method)
     experiment = app_experiment(name, settings)
     recipe = build_recipe(experiment)
-    if recipe.pooled:
-        raise UserError(f"{name}: all data are pooled on one client, and those of an app stay with its clients")
+    no_app = of_no_app(recipe)
+    if no_app:
+        raise UserError(f"{name}: {no_app}, and an app has its own data and network; use fedsim.run")
     if client == "any":
         refuse_client_settings(experiment)
         for setting in ("stop_after", "dp_max_epsilon"):
@@ -212,6 +214,19 @@ class AppStrategy(WholeRounds):
         if data is not None and self.net is None:
             raise UserError("target is a Dataset, and there is no model to evaluate: give model=... to fedsim.strategy")
         call = Call(self._initial(initial_arrays), num_rounds, timeout, evaluate_fn, name, data)
+        try:
+            return self._play(grid, call, train_config, evaluate_config)
+        except UserError as error:
+            raise UserError(in_words_of_apps(str(error))) from None
+
+    def _play(
+        self,
+        grid: Grid,
+        call: "Call",
+        train_config: ConfigRecord | None,
+        evaluate_config: ConfigRecord | None,
+    ) -> Result:
+        """Meets the clients and plays the rounds; raises as `start` does."""
         nodes = AppGrid(
             QuickGrid(grid, packs=False),
             call.arrays,
@@ -349,6 +364,17 @@ class AppStrategy(WholeRounds):
             result = Result(arrays=renamed(load_file(plan.folder / "last.safetensors"), names))
             metrics.add_to(result, plan.folder)
         return result
+
+
+def in_words_of_apps(text: str) -> str:
+    """Returns a message of a run, which names options of commands, with the arguments that an app has for them.
+
+    >>> in_words_of_apps("choose another --output or name")
+    'choose another output=...'
+    """
+    for words, argument in ARGUMENTS.items():
+        text = text.replace(words, argument)
+    return text
 
 
 @dataclass(frozen=True)

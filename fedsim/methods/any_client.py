@@ -2,6 +2,7 @@
 
 from fedsim.methods.recipe import Recipe
 from fedsim.methods.table import METHODS
+from fedsim.parts.facts import Fact
 from fedsim.parts.part import Part, part_name
 from strategies.wire.own_apps import names_for
 
@@ -12,10 +13,18 @@ ON_CLIENTS = (
 )  # fmt: skip
 
 
-def of_our_client(recipe: Recipe) -> str:
-    """The part for which a recipe needs fedsim's own client, in words; empty where any client will do."""
+def of_no_app(recipe: Recipe) -> str:
+    """Why no app can run a recipe, in words; empty where one can."""
     if recipe.pooled:
         return "all data are pooled on one client"
+    for part in recipe.inserts:
+        if Fact.CLASS_TEXTS in part.replaces:
+            return f"{part_name(part)} learns texts of classes, which need a CLIP model"
+    return ""
+
+
+def of_our_client(recipe: Recipe) -> str:
+    """The part for which a recipe needs fedsim's own client, in words; empty where any client will do."""
     standard = Recipe()
     for slot in ON_CLIENTS:
         parts = [part for part in recipe.parts_in(slot) if part not in standard.parts_in(slot)]
@@ -46,9 +55,10 @@ def requirements() -> list[tuple[str, str, str]]:
     """
     rows = []
     for name, recipe in METHODS.items():
+        no_app = of_no_app(recipe)
         reason = of_our_client(recipe)
-        if recipe.pooled:
-            rows.append((name, "none", reason))
+        if no_app:
+            rows.append((name, "none", no_app))
         elif reason:
             rows.append((name, "fedsim's client", reason))
         else:

@@ -9,7 +9,7 @@ from fedsim.common.errors import UserError, nearest
 from fedsim.common.lists import keys_of
 from fedsim.common.values import JsonTable
 from fedsim.parts.part import named_part
-from fedsim.settings.experiment import Experiment
+from fedsim.settings.experiment import OF_ROUNDS, Experiment
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,6 +22,7 @@ NUMBERLESS_KEYS = (*MACHINE_KEYS, "data.accept")  # settings of [data] on which 
 # Methods that adapt to the target are tested on fewer images than others; a note of the table says so.
 TESTED_KEYS = ("data.adapt_share",)
 ABSENT = "default"
+OF_SERVER = ("data.domains", *(f"train.{name}" for name in OF_ROUNDS))
 IDENTITY = ("method.name", "run.target", "run.seed")  # what tells the runs of a study apart
 Recipe = Mapping[str, JsonTable]  # fields by slot and part, as environment.json has them
 PartValues = Mapping[str, Recipe]  # the same in "parts" and "method", by part
@@ -41,11 +42,29 @@ def flatten(table: JsonTable, prefix: str = "") -> JsonTable:
 
 
 def recorded_settings(experiment: Experiment) -> JsonTable:
-    """All dotted settings of a run, except method name, target and seed."""
+    """All dotted settings of a run, except method name, target and seed.
+
+    Where clients had an app's own code, settings that act on a client are left out, and the configs are there as `app`.
+    """
     settings = flatten(experiment.model_dump(exclude={"name"}))
     for key in IDENTITY:
         settings.pop(key, None)
+    if experiment.app is not None:
+        settings = {key: value for key, value in settings.items() if not _acts_on_client(key)}
+        settings |= flatten({"app": experiment.app})
     return settings
+
+
+def _acts_on_client(key: str) -> bool:
+    """Whether a setting is one of a client's, which an app's own code has itself."""
+    return key.startswith(("data.", "model.", "train.")) and key not in OF_SERVER
+
+
+def _says_nothing(experiment: Experiment, key: str) -> bool:
+    """Whether a run's records cannot say anything of a setting, because an app's own code had it, or none had."""
+    if experiment.app is None:
+        return key.startswith("app.")
+    return _acts_on_client(key)
 
 
 def comparable_settings(experiment: Experiment) -> JsonTable:
@@ -133,14 +152,15 @@ def differing_settings(experiments: Iterable[Experiment], between_methods: bool 
 
     between_methods: also TESTED_KEYS in which only different methods differ, not the runs of one.
     """
-    methods = []
-    tables = []
-    for experiment in experiments:
-        methods.append(experiment.method_name)
-        tables.append(comparable_settings(experiment))
+    pairs_of_run = [(experiment, comparable_settings(experiment)) for experiment in experiments]
     differing = {}
-    for key in keys_of(tables):
-        texts = [value_text(table.get(key, ABSENT)) for table in tables]
+    for key in keys_of(table for _, table in pairs_of_run):
+        methods = []
+        texts = []
+        for experiment, table in pairs_of_run:
+            if not _says_nothing(experiment, key):
+                methods.append(experiment.method_name)
+                texts.append(value_text(table.get(key, ABSENT)))
         values = list(dict.fromkeys(texts))
         pairs = set(zip(methods, texts))
         is_one_each = len(pairs) == len(set(methods))  # no method has two values

@@ -151,7 +151,7 @@ def _read_all(paths: Mapping[str, Path], only: Sequence[str]) -> tuple[dict[str,
 
 def _read_run(path: Path, only: Sequence[str]) -> Record:
     """Return what is read of one run's folder; UserError, which names the file, for one that cannot be read."""
-    experiment = read_settings(path)
+    experiment = read_settings(path).of_app(read_environment(path).get("app"))
     tables = {name: read_record(path / f"{name}.csv") for name in TABLES if name in only}
     selected = math.nan
     if "summary" in only and is_finished(path):

@@ -211,12 +211,13 @@ def summary_row(
     trained = table.chosen(numbers >= 1)
     # Of training, over all clients of the whole run, with preludes (round 0) and copies.
     for unit in BUDGETS:
-        row[unit] = int(np.nansum(table.numbers(unit))) if unit in table else None
+        amount = _total(table, trained, unit)
+        row[unit] = None if amount is None else int(amount)
     row["bytes_down_per_round"] = _mean(trained, "bytes_down")
     row["bytes_up_per_round"] = _mean(trained, "bytes_up")
     seconds = _present(trained, "round_seconds")
     row["seconds_per_round"] = float(np.median(seconds)) if len(seconds) else None
-    row["train_seconds"] = float(_present(table, "train_seconds").sum()) if "train_seconds" in table else None
+    row["train_seconds"] = _total(table, trained, "train_seconds")
     return row
 
 
@@ -237,6 +238,13 @@ def _present(rounds: Columns, column: str) -> np.ndarray:
     """The numbers of a column without its empty cells; none without the column."""
     values = rounds.numbers(column) if column in rounds else np.empty(0)
     return values[~np.isnan(values)]
+
+
+def _total(rounds: Columns, trained: Columns, column: str) -> float | None:
+    """The sum of a column over all rounds; None without the column, and where a round of training lacks it."""
+    if column not in rounds or np.isnan(trained.numbers(column)).any():
+        return None
+    return float(np.nansum(rounds.numbers(column)))
 
 
 def _mean(rounds: Columns, column: str) -> float | int | None:

@@ -56,6 +56,19 @@ def refuse_other_configs(folder: Path, configs: Mapping[str, JsonTable]) -> None
                 )
 
 
+def log_best_round(folder: Path) -> None:
+    """Logs the round that the clients' validation selects, the accuracies there, and the folder of the records."""
+    (row,) = csv.DictReader((folder / "summary.csv").read_text().splitlines())
+    numbers = {
+        "mean validation accuracy": row["best_validation_mean_validation_accuracy"],
+        "accuracy on the unseen domain": row["best_validation_target_accuracy"],
+    }
+    texts = [f"{name} {float(cell):.4g}" for name, cell in numbers.items() if cell not in ("", "nan")]
+    number = row["best_validation_round"]
+    best = ", ".join([f"best round {number}", *texts]) if number else "no validation selects a round"
+    logger.info("fedsim: %s; records: %s", best, folder)
+
+
 def recorded_numbers(folder: Path) -> tuple[dict[int, ByClient], dict[int, dict[str, float]]]:
     """Returns, by round, (the numbers of each client, accuracy and loss on the unseen domain) of a run's records."""
     clients: dict[int, ByClient] = {}

@@ -32,10 +32,9 @@ def round_row(notes: RoundNotes, score: TargetScore, experiment: Experiment, met
         "clients": sum("weight" in row for row in rows),
         "failed": sum(row["status"] != "ok" for row in rows),
     }
-    for column in ("images", "steps", "bytes_down", "bytes_up"):
-        row[column] = sum(client.get(column, 0) for client in rows)
-    row["train_seconds"] = total_seconds(rows, "train_seconds")
-    row["evaluation_seconds"] = total_seconds(rows, "evaluation_seconds") + score.seconds
+    for column in ("images", "steps", "bytes_down", "bytes_up", "train_seconds"):
+        row[column] = total(rows, column)
+    row["evaluation_seconds"] = sum(client.get("evaluation_seconds", 0.0) for client in rows) + score.seconds
     row["aggregation_seconds"] = notes.aggregation_seconds
     row["round_seconds"] = time.perf_counter() - (notes.started if notes.round else before)
     for name in BY_METRIC[metric].further:
@@ -45,9 +44,11 @@ def round_row(notes: RoundNotes, score: TargetScore, experiment: Experiment, met
     return row | selection_columns(rows, experiment, metric)
 
 
-def total_seconds(rows: list[Row], column: str) -> float:
-    """Returns the sum of a column of seconds over the clients that have it."""
-    return sum(row.get(column, 0.0) for row in rows)
+def total(rows: list[Row], column: str) -> float | None:
+    """Returns the sum of a column over the clients; None where one that counts does not say it, as in an app may be."""
+    if any("weight" in row and column not in row for row in rows):
+        return None
+    return sum(row.get(column, 0) for row in rows)
 
 
 def selection_columns(rows: list[Row], experiment: Experiment, metric: str) -> Row:

@@ -46,6 +46,7 @@ class Experiment(Settings):
     )
     run: RunSettings = RunSettings()
     _preset: tuple[str, tuple[str, ...]] = PrivateAttr(("", ()))  # its name, and keys of [method] that it alone sets
+    _app: dict[str, Any] | None = PrivateAttr(None)  # in records of clients with an app's own code: the configs sent
 
     @field_validator("method", mode="before")
     @classmethod
@@ -96,6 +97,17 @@ class Experiment(Settings):
         """
         return self._preset
 
+    @property
+    def app(self) -> dict[str, Any] | None:
+        """The configs that clients with an app's own code were sent, in records of such a run; None for other runs."""
+        return self._app
+
+    def of_app(self, configs: dict[str, Any] | None) -> "Experiment":
+        """Returns a copy whose clients had an app's own code, and were sent these configs; None: they had fedsim's."""
+        changed = self.model_copy()
+        changed._app = configs
+        return changed
+
     def settings_hash(self) -> str:
         """A short hash of everything that the numbers of a run depend on, except method, target and seed."""
         table = self.model_dump()
@@ -122,6 +134,11 @@ class Experiment(Settings):
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:10]
 
 
+# Settings of [train] that are the server's also where the clients have an app's own code.
+OF_ROUNDS = (
+    "rounds", "clients_per_round", "evaluate_clients", "evaluate_every", "stop_after", "dp_max_epsilon", "availability",
+    "lost_replies",
+)  # fmt: skip
 SECTIONS: dict[str, type[BaseModel]] = {
     "data": DataSettings,
     "model": ModelSettings,

@@ -13,7 +13,7 @@ from functools import partial
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedsim.common.errors import CLIENT_APP_RAISED, USER_ERROR, ClientFailedError, UserError
+from fedsim.common.errors import CLIENT_APP_RAISED, USER_ERROR, ClientFailedError, UserError, nearest
 from fedsim.common.lists import first_few
 from fedsim.data.fingerprint import difference
 from fedsim.settings import RunSettings
@@ -33,6 +33,7 @@ NOT_ONLINE = "its site is not online"
 CheckLate = Callable[[Site], None]
 
 logger = logging.getLogger("fedsim")
+app_logger = logging.getLogger("flwr.fedsim")  # of an app, where Flower shows its lines
 
 
 class Roster:
@@ -316,21 +317,34 @@ class OpenRoster(Roster):
         return super().call(wait, clients, enough)
 
     def _meet(self, deadline: float) -> None:
-        """Asks all nodes that are online, until enough have said who they are."""
+        """Asks all nodes that are online, until enough have said who they are; logs once for whom it waits."""
+        first_line = time.monotonic() + FIRST_SECONDS
         while True:
             self._listen()
             awaited = bool(self.target) and bool(self.missing([self.target.client]))  # type: ignore[union-attr]
             if len(self.sites) >= self.least and not self._waiting and not awaited:
                 return
-            if time.monotonic() >= deadline:
-                lost = (
-                    f", and not {self.target.client!r}, which holds the unseen domain"
-                    if awaited and self.target
-                    else ""
-                )
-                raise ClientFailedError(f"{len(self.sites)} clients answered in time{lost}; at least {self.least} are "
-                                        "awaited (min_available_nodes)")  # fmt: skip
+            left = deadline - time.monotonic()
+            if left <= 0:
+                near = nearest(self.target.client, self.sites) if awaited and self.target else ""
+                raise ClientFailedError(f"{len(self.sites)} clients answered in time{self._lacks(awaited)}; "
+                                        f"{near}here are: {first_few(self.sites)}")  # fmt: skip
+            if time.monotonic() >= first_line:
+                first_line = math.inf
+                app_logger.warning("fedsim: waiting %.0f s more (wait_for_sites): %d clients have answered (%s)%s",
+                                   left, len(self.sites), first_few(self.sites), self._lacks(awaited))  # fmt: skip
             time.sleep(POLL_SECONDS)
+
+    def _lacks(self, awaited: bool) -> str:
+        """Returns for whom the start waits, in words; awaited: whether the unseen domain's client is away."""
+        text = ""
+        if awaited and self.target:
+            text = f", and not {self.target.client!r}, which holds the unseen domain"
+        if len(self.sites) < self.least:
+            text += f"; at least {self.least} are awaited (min_available_nodes)"
+        if self._silent:
+            text += f"; {len(self._silent)} of the nodes online have not answered yet"
+        return text
 
     def _take_site(self, node: int, site: Site, holds: str) -> None:
         """Notes one of a node's clients, also one of an unknown name while names are learned."""

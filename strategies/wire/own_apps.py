@@ -92,6 +92,7 @@ class AppGrid(WrappedGrid):
         self.train_config, self.evaluate_config = ConfigRecord(), ConfigRecord()
         self.silent: set[int] = set()  # the nodes whose app cannot evaluate
         self.introduced: dict[str, str] = {}  # by client: what fedsim's own clients said of themselves
+        self.evaluated: dict[str, dict[str, float]] = {}  # by client: the metrics of its last reply to evaluate
         self._names: dict[int, str] = {}  # of the nodes that have answered
         self._pushed: dict[str, tuple[Message, Message]] = {}  # by message id, until the reply
 
@@ -169,9 +170,12 @@ class AppGrid(WrappedGrid):
                                   "one name in the replies to evaluate and to train")  # fmt: skip
         if ours.metadata.message_type == "train":
             return self._trained(client, content)
-        answer = self._validated(content)
+        metrics = numbers_of(content, "evaluate")
+        answer = self._validated(metrics)
         if phase == TARGET_PHASE:
             answer["details"] = ConfigRecord({"quantities": [], "names": [], "values": []})
+        else:
+            self.evaluated[client] = metrics
         return answer
 
     def _trained(self, client: str, content: RecordDict) -> RecordDict:
@@ -210,9 +214,8 @@ class AppGrid(WrappedGrid):
         if "steps" in metrics and "gradient_count" in self.needs:
             metrics.setdefault("gradient_count", metrics["steps"])
 
-    def _validated(self, content: RecordDict) -> RecordDict:
-        """The reply of a client that has validated, or of the unseen domain's."""
-        metrics = numbers_of(content, "evaluate")
+    def _validated(self, metrics: Mapping[str, float]) -> RecordDict:
+        """The reply of a client that has validated, or of the unseen domain's, of these numbers in its metrics."""
         scores, losses = ((self.score,) if self.score else SCORES), LOSSES
         answer: Config = {EXAMPLES: metrics[EXAMPLES], "evaluation_seconds": 0.0}
         for name, candidates in (("accuracy", scores), ("loss", losses)):

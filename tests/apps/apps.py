@@ -25,6 +25,7 @@ def shift_app(
     metrics: Metrics = lambda number, round: {},
     names: Callable[[int], str] = lambda number: f"site-{number}",
     evaluates: bool = True,
+    evaluation: Callable[[int], Mapping[str, float]] = lambda number: {},
 ) -> ClientApp:
     """Client k adds 2^k to every float tensor, has 10 (k + 1) examples, and an accuracy of k / 10."""
     app = ClientApp()
@@ -47,7 +48,7 @@ def shift_app(
         @app.evaluate()
         def evaluate(message: Message, context: Context) -> Message:
             number = context.node_config["partition-id"]
-            numbers = {"num-examples": 5, "eval_acc": number / 10, "eval_loss": 1.0}
+            numbers = {"num-examples": 5, "eval_acc": number / 10, "eval_loss": 1.0, **evaluation(number)}
             return Message(RecordDict({"metrics": MetricRecord(numbers), "config": config(number)}), reply_to=message)
 
     return app

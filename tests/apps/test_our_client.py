@@ -204,6 +204,8 @@ REFUSED = {
     "an unknown setting": (lambda: fedsim.client_app("fedbn", Net, load, lrate=1), "no setting is called 'lrate'"),
     "a target on a client": (lambda: fedsim.client_app("fedbn", Net, load, target="a"), "take no target"),
     "a model without Linear": (lambda: play("fedavg", model=NO_LINEAR), "has no Linear"),
+    "texts of classes": (lambda: fedsim.client_app("promptfl", Net, load), "learned_prompts learns texts of classes"),
+    "texts on the server": (lambda: fedsim.strategy("plan", Net, client="fedsim"), "prompt_sets learns texts of"),
     "pooled data": (lambda: fedsim.strategy("deepall", Net, client="fedsim"), "pooled on one client"),
     "visits to no site": (lambda: play("fada"), "fada visits the unseen domain"),
     "no model": (lambda: fedsim.strategy("fedbn", client="fedsim"), "needs the network"),

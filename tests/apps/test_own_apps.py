@@ -12,7 +12,12 @@ from torch.utils.data import TensorDataset
 
 import fedsim
 from fedsim import UserError
+from fedsim.analysis.compare import compare
+from fedsim.analysis.report import settings_apart
+from fedsim.analysis.reproduce import command_line
 from fedsim.methods.any_client import requirements
+from fedsim.records.differences import comparable_settings
+from fedsim.records.reading import read_runs
 from fedsim.runtime.inline import InlineGrid
 from strategies.base import FedDG
 from strategies.fuse.krum import Krum
@@ -107,8 +112,28 @@ def test_the_page_has_the_table_and_the_names_of_the_code():
     program = runpy.run_path(str(EXAMPLES.parent / "own_app_table.py"))
     assert program["with_table"](page) == page
     assert all(f"| `{name}` | {meaning} |" in page for name, meaning in MEANINGS.items())
+    rows = [line.strip("|").split(" | ") for line in page.splitlines() if line.count(" | ") == 2]
     for name, client, needs in requirements():
-        assert f"\n| {name} | {client} | {needs or 'nothing more'} |\n" in page
+        ((clients, reason, _),) = [row for row in rows if name in row[2].strip().split(", ")]
+        assert clients.strip() == client
+        assert reason == ("" if client == "fedsim's client" else needs or "nothing more")
+
+
+def test_the_weights_on_the_page_are_those_of_the_example(tmp_path):
+    """The first row has 1/3 + d (1 - 1/6) = 0.5 by hand; the page has four digits of each number."""
+    from any_client.client_app import app
+    from any_client.task import Net
+
+    torch.manual_seed(0)
+    strategy = fedsim.strategy("feddg-ga", Net(), output=str(tmp_path))
+    strategy.start(grid_of(app), num_rounds=6, train_config=ConfigRecord({"lr": 0.5}))
+    clients = pd.read_csv(next(tmp_path.rglob("clients.csv"))).set_index(["round", "client"])
+    page = (EXAMPLES.parent / "own-app.md").read_text()
+    for client in ("scanner-a", "scanner-b", "scanner-c"):
+        row = clients.loc[(2, client)]
+        numbers = [row["received_loss"], clients.loc[(1, client)]["trained_loss"], row["gap"], row["weight"]]
+        (line,) = [line for line in page.splitlines() if line.startswith(f"| {client} |")]
+        assert [float(cell) for cell in line.strip("|").split("|")[1:]] == pytest.approx(numbers, abs=1e-3)
 
 
 def test_names_come_from_the_domain_then_the_partition_then_the_node(tmp_path):
@@ -187,6 +212,36 @@ def test_the_second_start_of_a_finished_run_returns_its_metrics(tmp_path):
         }
 
 
+def test_metrics_of_an_evaluation_keep_the_names_of_the_client(tmp_path):
+    """Accuracies 0, 0.1, 0.2 over 10, 20, 70 examples are 0.16 by FedAvg's mean, and 0.1 by the mean of the clients."""
+
+    def start():
+        app = shift_app(evaluation=lambda number: {"num-examples": (10, 20, 70)[number], "Top-5, F1": 1.0 + number})
+        return fedsim.strategy("fedavg", zeros(), output=str(tmp_path)).start(grid_of(app), num_rounds=1)
+
+    for result in (start(), start()):  # the second is of the records
+        metrics = result.evaluate_metrics_clientapp[1]
+        assert metrics["eval_acc"] == pytest.approx(0.16)
+        assert metrics["validation_accuracy"] == pytest.approx(0.1)
+        assert metrics["Top-5, F1"] == pytest.approx(2.6)
+        assert set(metrics) == {"validation_accuracy", "validation_loss", "eval_acc", "eval_loss", "Top-5, F1"}
+        assert "eval_acc" not in str(dict(result.train_metrics_clientapp[1]))
+
+
+def test_the_log_has_the_weights_of_the_clients_and_the_best_round(tmp_path, caplog):
+    """10, 20 and 30 of 60 examples are the weights 1/6, 1/3 and 1/2 of FedAvg; the mean accuracy is 0.1."""
+    strategy = fedsim.strategy("fedavg", zeros(), output=str(tmp_path))
+    strategy.start(grid_of(shift_app(lambda number, round: {"train_loss": 1.23456})), num_rounds=1)
+    lines = [line.strip() for line in caplog.messages]
+    assert "weights: site-0 0.1667, site-1 0.3333, site-2 0.5" in lines
+    (means,) = [line for line in lines if line.startswith("means over the clients: ")]
+    assert "train_loss 1.235" in means
+    assert "weight" not in means
+    assert "eval_acc" not in means
+    folder = tmp_path / "app" / "fedavg" / "no-target" / "seed0"
+    assert lines[-1] == f"fedsim: best round 1, mean validation accuracy 0.1; records: {folder}"
+
+
 def test_another_train_config_is_another_run(tmp_path):
     def start(lr):
         strategy = fedsim.strategy("fedavg", zeros(), output=str(tmp_path))
@@ -196,6 +251,55 @@ def test_another_train_config_is_another_run(tmp_path):
     with pytest.raises(UserError, match=r"another train_config: lr was 0\.1, and is 0\.01; choose another output="):
         start(0.01)
     assert weight_of(start(0.1).arrays) == pytest.approx(17 / 6)
+
+
+def test_records_of_own_clients_have_no_settings_of_a_client_and_no_zeros(tmp_path, monkeypatch):
+    """The run of fedsim's client has lr 0.05, which nothing compares with the lr of an app: nobody knows that one."""
+
+    def start(method, lr, output):
+        strategy = fedsim.strategy(method, zeros(), output=str(output))
+        app = shift_app(names=lambda number: "abc"[number])
+        strategy.start(grid_of(app), num_rounds=1, train_config=ConfigRecord({"lr": lr}))
+
+    def load(context):
+        data = TensorDataset(torch.rand(8, 2), torch.tensor([0, 1, 2, 0] * 2))
+        return "abc"[context.node_config["partition-id"]], data, data
+
+    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
+    start("fedomg", 0.1, tmp_path / "one")
+    app = fedsim.client_app("fedprox", model=nn.Sequential(nn.Linear(2, 3)), data=load, lr=0.05)
+    net = nn.Sequential(nn.Linear(2, 3))
+    fedsim.strategy("fedprox", net, client="fedsim", output=str(tmp_path / "one")).start(grid_of(app), num_rounds=1)
+    runs = read_runs(tmp_path / "one")
+    comparison = compare(runs)
+    assert any("app's own code" in note and note.startswith("app/fedomg/") for note in comparison.notes)
+    methods = comparison.methods.set_index("label")
+    assert methods.loc["fedomg", ["images", "steps"]].isna().all()
+    assert methods.loc["fedprox", "images"] > 0
+    rounds = runs.rounds.set_index(["method", "round"]).loc[("fedomg", 1)]
+    assert rounds[["images", "steps", "train_seconds"]].isna().all()
+    assert rounds["bytes_down"] > 0
+    settings = [comparable_settings(experiment) for experiment in runs.experiments.values()]
+    own, ours = sorted(settings, key=lambda table: "train.lr" in table)
+    assert ours["train.lr"] == 0.05
+    assert own["app.train_config.lr"] == 0.1
+    assert not any(key in own for key in ("train.batch_size", "model.backbone", "data.image_size", "run.runtime"))
+    assert command_line(runs.experiments["app/fedomg/no-target/seed0"], tmp_path).startswith("# start the Flower app")
+    apart, shared = settings_apart(runs)
+    assert not any("lr" in key for key in [*apart, *shared] if not key.startswith("app."))
+
+
+def test_other_configs_of_an_app_are_not_compared(tmp_path):
+    def start(method, **config):
+        strategy = fedsim.strategy(method, zeros(), output=str(tmp_path))
+        strategy.start(grid_of(shift_app()), num_rounds=1, train_config=ConfigRecord(config))
+
+    start("fedomg", lr=0.1)
+    start("fedavg")
+    with pytest.raises(
+        UserError, match=r"app\.train_config\.lr \(default \| 0\.1\); say .* --by app\.train_config\.lr"
+    ):
+        compare(read_runs(tmp_path))
 
 
 def test_clients_without_names_cannot_be_resumed_which_both_starts_say(tmp_path, caplog):
@@ -329,6 +433,35 @@ def test_too_few_clients_end_the_run_in_one_line(monkeypatch):
     strategy = fedsim.strategy("fedavg", zeros(), min_available_nodes=4, wait_for_sites=0.05)
     with pytest.raises(fedsim.ClientFailedError, match=r"3 clients answered in time; at least 4 are awaited"):
         strategy.start(grid_of(shift_app()))
+
+
+def test_a_target_that_is_not_there_is_said_soon_with_those_who_are(monkeypatch, caplog):
+    monkeypatch.setattr("strategies.wire.handshake.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("strategies.wire.handshake.FIRST_SECONDS", 0.02)
+    strategy = fedsim.strategy("fedavg", zeros(), wait_for_sites=0.2)
+    with pytest.raises(fedsim.ClientFailedError) as error:
+        strategy.start(grid_of(shift_app()), target="site-22")
+    names = "site-0, site-1, site-2"
+    assert str(error.value) == (
+        "3 clients answered in time, and not 'site-22', which holds the unseen domain; did you mean 'site-2'? "
+        f"here are: {names}"
+    )
+    lines = [line for line in caplog.messages if "waiting" in line]
+    assert len(lines) == 1
+    assert f"3 clients have answered ({names}), and not 'site-22'" in lines[0]
+
+
+def test_a_run_that_cannot_go_on_says_so_in_the_words_of_an_app(tmp_path):
+    def start(rounds):
+        fedsim.strategy("fedavg", zeros(), output=str(tmp_path)).start(grid_of(shift_app()), num_rounds=rounds)
+
+    start(2)
+    with pytest.raises(UserError) as error:
+        start(3)
+    assert "give fedsim.strategy(..., keep_state=True) for a run that may go on" in str(error.value)
+    assert str(error.value).endswith("choose another output=..., or remove the folder")
+    with pytest.raises(UserError, match=r"fewer rounds \(num_rounds\)"):
+        start(1)
 
 
 def test_the_strategy_inside_plays_no_empty_rounds():
