@@ -103,7 +103,8 @@ def columns_of(data: DataSettings, usual: Mapping[str, str]) -> Columns:
     missing = _texts_by_column(data.columns.get("missing", {}), "missing")
     for name in categories:
         if features and name not in features:
-            raise UserError(f"data.columns.categories: {name!r} is none of data.columns.features; add it there")
+            raise UserError(f"data.columns.categories: {name!r} is none of data.columns.features; "
+                            "add it there, or leave it out here")  # fmt: skip
     return Columns(
         _labels_of(data, usual), domain, split, tuple(features), categories, missing, data.column("group", "")
     )

@@ -36,6 +36,8 @@ FEW_VALUES = 10  # a column with so few different numbers may have a 0 that mean
 GAP = 0.1  # a 0 that is so far below all other numbers, as a share of their span, was perhaps not measured
 SHOWN = 10  # pairs of equal rows that are listed
 FILE_NAMES = "no column {column!r}: the name of each file is the domain of its rows; data.columns.domain names a column"
+MISSING_LINE = 'missing = "mean"  # an empty cell: "mean", "indicator" (its own input says so) or "drop" (the row)'
+TRY_LINEAR = '# also try "linear" without options: the order of methods may change with the network'
 SAYS_WHICH = "whether the cell is empty says which domain it is; consider leaving the column out of the features"
 MOSTLY_EMPTY = 0.9  # the share of a domain's rows from which an empty feature says which domain it is
 TELLS = (  # of a column
@@ -384,6 +386,8 @@ def _experiment(path: Path, columns: Columns, is_folder: bool, suspects: Sequenc
         "train": {"rounds": 20, "batch_size": 16, "lr": 0.05, "momentum": 0.9},
     }
     text = tomli_w.dumps(settings)
+    text = text.replace("holdout = 0.2\n", f"holdout = 0.2\n{MISSING_LINE}\n", 1)
+    text = text.replace('backbone = "mlp"\n', f'backbone = "mlp"  {TRY_LINEAR}\n', 1)
     if suspects:
         lines = "".join(f'# {name} = ["0"]\n' for name in suspects)
         text = text.replace("[model]\n", f"# [data.columns.missing]\n{lines}\n[model]\n", 1)

@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import logging
 import os
 import signal
 import socket
@@ -25,6 +26,21 @@ if TYPE_CHECKING:
 Message = tuple[str, Any, Any]  # the arguments of Cell.note
 ORPHANED = 3
 END = signal.SIGUSR1  # SIGINT is for the sweep only, and Ray installs its own handler of SIGTERM
+
+
+class Once(logging.Filter):
+    """Lets each text through once, because most cells of a sweep have the same remarks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the text has not been printed before by this process."""
+        text = record.getMessage()
+        is_new = text not in self._seen
+        self._seen.add(text)
+        return is_new
 
 
 class Progress(RunCallback):
@@ -99,6 +115,7 @@ def serve_cells(connection: Connection, gpus: tuple[str, ...], variables: Mappin
 
     variables: the sweep's environment
     """
+    logging.getLogger("fedsim").addFilter(Once())
     signal.signal(END, end)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # also where a library of the run unblocks it
     os.environ.clear()

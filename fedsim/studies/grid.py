@@ -37,7 +37,8 @@ class Grid(Study):
         for folder, cells in folders.items():
             table = small_table(folder.name, task_of(cells[0]), cells)
             table.show(console)
-            say(f"next: fedsim compare {folder}; fedsim report {folder}")
+            baseline = " --baseline fedavg" if (folder / "fedavg").is_dir() else ""
+            say(f"next: fedsim compare {folder}{baseline}; fedsim report {folder}")
 
 
 def small_table(name: str, task: Task, cells: Iterable[Cell]) -> Table:
