@@ -17,6 +17,7 @@ PAPER_NOTES = {  # what a paper's ± is, and what its protocol
     "FedIG-A": "FedIG-A: ± is the standard deviation of 4 runs",
 }
 FEWEST_PAIRS = 6
+FEW_TESTED = 500  # examples of a target, below which a note says what one of them weighs
 LEVEL = 0.05  # of p, below which a difference counts as shown
 NAMED_RUNS = 3
 EDGE_SHARE = 0.25  # of the runs, from which on a note says that their selected round is one of the first or the last
@@ -139,7 +140,20 @@ def frequent_class_notes(table: pd.DataFrame, shares: Mapping[str, tuple[int, fl
         percentage = 100 * share
         answer = f"one answer for all of its {examples:,} tested examples is right in {percentage:.1f} %"
         notes.append(f"{target}: {answer}; {rows}.")
-    return notes
+    if notes:
+        notes.append("Such answers gain nothing by --metric balanced_accuracy and --metric auroc.")
+    return [*notes, *_sampling_notes(shares)]
+
+
+def _sampling_notes(shares: Mapping[str, tuple[int, float]]) -> list[str]:
+    """Return a note on what one tested example weighs, where a target has few of them."""
+    target, (examples, _) = min(shares.items(), key=lambda share: share[1][0], default=("", (FEW_TESTED, 0.0)))
+    if examples >= FEW_TESTED:
+        return []
+    points = 100 / examples
+    return [
+        f"± does not say which examples happened to be tested: one of the {examples} of {target} is {points:.1f} points."
+    ]
 
 
 def measure_notes(comparison: Comparison) -> list[str]:

@@ -105,9 +105,12 @@ def test_a_row_that_is_not_above_the_most_frequent_class(tmp_path):
     assert shares == {"photo": (5, 0.8)}
     table = table.assign(accuracy=[0.8, 0.9])
     start = "photo: one answer for all of its 5 tested examples is right in 80.0 %; "
-    assert frequent_class_notes(table, shares) == [f"{start}not above it: fedavg."]
-    assert frequent_class_notes(table.assign(accuracy=[0.8, 0.7]), shares) == [f"{start}no row is above it."]
-    assert frequent_class_notes(table.assign(accuracy=[0.81, 0.9]), shares) == []
+    way_out = "Such answers gain nothing by --metric balanced_accuracy and --metric auroc."
+    sampling = "± does not say which examples happened to be tested: one of the 5 of photo is 20.0 points."
+    assert frequent_class_notes(table, shares) == [f"{start}not above it: fedavg.", way_out, sampling]
+    assert frequent_class_notes(table.assign(accuracy=[0.8, 0.7]), shares)[0] == f"{start}no row is above it."
+    assert frequent_class_notes(table.assign(accuracy=[0.81, 0.9]), shares) == [sampling]
+    assert frequent_class_notes(table.assign(accuracy=[0.81, 0.9]), {"photo": (500, 0.8)}) == []
     assert frequent_class_notes(table, {}) == []
 
 
