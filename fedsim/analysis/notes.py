@@ -150,10 +150,8 @@ def _sampling_notes(shares: Mapping[str, tuple[int, float]]) -> list[str]:
     target, (examples, _) = min(shares.items(), key=lambda share: share[1][0], default=("", (FEW_TESTED, 0.0)))
     if examples >= FEW_TESTED:
         return []
-    points = 100 / examples
-    return [
-        f"± does not say which examples happened to be tested: one of the {examples} of {target} is {points:.1f} points."
-    ]
+    one = f"one of the {examples} of {target} is {100 / examples:.1f} points"
+    return [f"± does not say which examples happened to be tested: {one}."]
 
 
 def measure_notes(comparison: Comparison) -> list[str]:
