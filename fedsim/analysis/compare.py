@@ -21,6 +21,7 @@ from fedsim.analysis.notes import (
     edge_notes,
     frequent_class_notes,
     part_notes,
+    rare_class_notes,
     round_notes,
     selection_notes,
     stopping_notes,
@@ -175,14 +176,16 @@ def _notes_on_runs(
 
 
 def _frequent_class_notes(runs: Runs, comparison: Comparison) -> list[str]:
-    """Return the notes on targets where rows are not above the share of the most frequent class; of accuracy only."""
-    if comparison.metric != "accuracy" or comparison.select not in RULES:
+    """Return the notes on targets whose examples are nearly all of one class, for accuracy and for the AUROC."""
+    if comparison.metric not in ("accuracy", "auroc") or comparison.select not in RULES:
         return []
     shares = frequent_class_shares(
         runs,
         comparison.table,
         comparison.select,
     )
+    if comparison.metric == "auroc":
+        return rare_class_notes(shares)
     return frequent_class_notes(
         comparison.table,
         shares,

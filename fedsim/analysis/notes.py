@@ -17,6 +17,7 @@ PAPER_NOTES = {  # what a paper's ± is, and what its protocol
     "FedIG-A": "FedIG-A: ± is the standard deviation of 4 runs",
 }
 FEWEST_PAIRS = 6
+FEW_OTHERS = 10  # examples besides the most frequent class, below which a note says what an AUROC rests on
 FEW_TESTED = 500  # examples of a target, below which a note says what one of them weighs
 LEVEL = 0.05  # of p, below which a difference counts as shown
 NAMED_RUNS = 3
@@ -143,6 +144,19 @@ def frequent_class_notes(table: pd.DataFrame, shares: Mapping[str, tuple[int, fl
     if notes:
         notes.append("Such answers gain nothing by --metric balanced_accuracy and --metric auroc.")
     return [*notes, *_sampling_notes(shares)]
+
+
+def rare_class_notes(shares: Mapping[str, tuple[int, float]]) -> list[str]:
+    """Return a note on each target whose AUROC rests on few examples, because the others are of one class.
+
+    shares: {target: (tested examples, share of the most frequent class)}
+    """
+    notes = []
+    for target, (examples, share) in shares.items():
+        others = round(examples * (1 - share))
+        if others < FEW_OTHERS:
+            notes.append(f"{target}: its AUROC rests on {others} of {examples} tested examples; the rest is one class.")
+    return notes
 
 
 def _sampling_notes(shares: Mapping[str, tuple[int, float]]) -> list[str]:

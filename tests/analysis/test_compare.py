@@ -13,7 +13,7 @@ from invented import pacs_experiment as full_size
 from fedsim.analysis import compare
 from fedsim.analysis.compare import run_labels
 from fedsim.analysis.metrics import frequent_class_shares
-from fedsim.analysis.notes import edge_notes, frequent_class_notes, verdict_notes
+from fedsim.analysis.notes import edge_notes, frequent_class_notes, rare_class_notes, verdict_notes
 from fedsim.analysis.statistics import holm, paired, shared_targets, worst_means
 from fedsim.common.errors import UserError
 from fedsim.records import read_runs
@@ -112,6 +112,8 @@ def test_a_row_that_is_not_above_the_most_frequent_class(tmp_path):
     assert frequent_class_notes(table.assign(accuracy=[0.81, 0.9]), shares) == [sampling]
     assert frequent_class_notes(table.assign(accuracy=[0.81, 0.9]), {"photo": (500, 0.8)}) == []
     assert frequent_class_notes(table, {}) == []
+    rare = "switzerland: its AUROC rests on 1 of 46 tested examples; the rest is one class."
+    assert rare_class_notes({"switzerland": (46, 45 / 46), "hungary": (260, 0.6)}) == [rare]
 
 
 def test_holm_by_hand():
