@@ -8,7 +8,9 @@ Whoever makes a table gives plain texts. They are escaped here for each form, an
 import csv
 import io
 import math
+import os
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -285,21 +287,22 @@ class Table:
 def show_tables(tables: Sequence[Table], notes: Iterable[str], console: Console | None = None) -> None:
     """Print tables, one under the other, then the notes.
 
-    A table that is wider than the terminal is printed in parts. Output that does not go to a terminal is as wide as
-    needed, so that no cell and no note is broken into lines.
+    A table that is wider than the terminal, or than the variable COLUMNS says, is printed in parts. Other output that
+    does not go to a terminal is as wide as needed, so that no cell and no note is broken into lines.
     """
     console = console or Terminal()
-    if console.is_terminal:
+    has_width = console.is_terminal or (console.file is sys.stdout and "COLUMNS" in os.environ)
+    if has_width:
         tables = [part for each in tables for part in each.parts(console.width)]
     shown = [each.rich() for each in tables]
     options = console.options.update(max_width=WIDEST)
     needed = max(Measurement.get(console, options, each).maximum for each in shown)
-    if not console.is_terminal:
+    if not has_width:
         console.width = max(console.width, needed)
     for each in shown:
         console.print(each)
     for note in notes:
-        console.print(f"- {note}", markup=False, highlight=False, soft_wrap=not console.is_terminal)
+        console.print(f"- {note}", markup=False, highlight=False, soft_wrap=not has_width)
 
 
 def tables_text(tables: Sequence[Table], notes: Iterable[str]) -> str:

@@ -115,10 +115,14 @@ def test_a_table_that_is_wider_than_the_terminal_is_shown_in_parts():
     assert folding.parts(20) == [folding]
 
 
-def test_output_that_goes_to_no_terminal_is_as_wide_as_needed(capsys):
+def test_output_that_goes_to_no_terminal_is_as_wide_as_needed(capsys, monkeypatch):
     wide = Table([LABEL, *[Column(f"column {number:02}") for number in range(30)]], [Row(["a", *["b" * 9] * 30])])
+    monkeypatch.delenv("COLUMNS", raising=False)
     show_tables([wide], [])
     assert "column 29" in capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", "80")  # somebody has said how wide it is
+    show_tables([wide], ["word " * 40])
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
 
 
 def test_templates_escape_and_refuse_what_is_missing():
