@@ -352,6 +352,11 @@ def p_text(p_value: float) -> str:
     return "<.001" if p_value < 0.001 else f"{p_value:.3f}".removeprefix("0")
 
 
+def seconds_text(seconds: float) -> str:
+    """`2.5`, or `0.012` for a round of less than a second."""
+    return f"{seconds:.1f}" if seconds >= 0.95 else f"{seconds:.2g}"
+
+
 TEXTS: dict[str, Callable[[Any], str]] = {  # of the columns that follow the accuracies
     "p_value": p_text,
     "p_holm": p_text,
@@ -360,5 +365,5 @@ TEXTS: dict[str, Callable[[Any], str]] = {  # of the columns that follow the acc
     "steps": "{:,.0f}".format,
     "bytes_down_per_round": amount,
     "bytes_up_per_round": amount,
-    "seconds_per_round": "{:.1f}".format,
+    "seconds_per_round": seconds_text,
 }
