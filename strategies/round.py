@@ -3,7 +3,7 @@
 The round is read from top to bottom. What lasts longer than a round is in the `Server`, what a round makes is a
 `RoundResult`, and everything between is a local variable. The steps:
 
-    draw -> banks before training -> train -> accept -> banks after training -> compute -> validate
+    draw -> banks before training -> train -> accept -> banks after training -> compute (or take back) -> validate
     -> keep or take back -> score
 """
 
