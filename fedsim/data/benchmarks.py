@@ -20,6 +20,7 @@ from fedsim.data.reader import Reader
 from fedsim.data.row import Benchmark
 from fedsim.settings import DataSettings, data_root
 from fedsim.settings.plugins import instance, load, lookup
+from fedsim.settings.run import NO_TARGET
 
 AVERAGE = "average"  # the column of tables
 # What no domain can be called, and why.
@@ -109,6 +110,11 @@ def resolve_domain(bench: Benchmark, name: str) -> str:
             f"{bench.title} has no domain {name!r}; {nearest(name, bench.domains)}known: {', '.join(bench.domains)}"
         )
     return domain
+
+
+def resolve_target(bench: Benchmark, name: str) -> str:
+    """The unseen domain's name as the benchmark spells it, or NO_TARGET; UserError for any other name."""
+    return name if name == NO_TARGET else resolve_domain(bench, name)
 
 
 def discover(data: DataSettings, row: Benchmark) -> Benchmark:

@@ -7,7 +7,7 @@ import numpy as np
 
 from fedsim.common.errors import UserError
 from fedsim.common.lists import first_few
-from fedsim.data.benchmarks import benchmark, resolve_domain
+from fedsim.data.benchmarks import benchmark, resolve_domain, resolve_target
 from fedsim.data.client_data import ClientData, Split, clients_of, domain_of, joined, unless_square
 from fedsim.data.findings import Finding
 from fedsim.data.groups import adapting_groups, groups_of, partition_groups
@@ -46,11 +46,11 @@ def held_out(data: DataSettings, bench: Benchmark) -> str:
 def source_domains(data: DataSettings, target: str, bench: Benchmark | None = None) -> list[str]:
     """The domains that are trained on, sorted: all except `target` and the one that `run.validation_domain` holds out.
 
-    Reads no images. `bench`: the facts of the data set, where they are known already. Raises UserError when `target` is
-    not a domain, or when no domain is left.
+    With NO_TARGET as `target` none is left out as unseen. Reads no images. `bench`: the facts of the data set, where
+    they are known already. Raises UserError when `target` is not a domain, or when no domain is left.
     """
     bench = bench or benchmark(data)
-    unseen, selecting = resolve_domain(bench, target), held_out(data, bench)
+    unseen, selecting = resolve_target(bench, target), held_out(data, bench)
     sources = [domain for domain in bench.domains if domain not in (unseen, selecting)]
     if not sources:
         without = f"without {selecting!r}, {unseen!r}" if selecting else repr(unseen)

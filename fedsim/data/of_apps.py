@@ -20,7 +20,6 @@ from fedsim.data.tensor_sets import read_tensors
 from fedsim.settings import DataSettings
 from fedsim.settings.data import SMALLEST_SIZE
 
-NO_TARGET = "no-target"  # the name of the unseen domain where there is none
 MODULE = __name__
 DATASET = f"{MODULE}:DATA"  # as data.dataset names it before the shape is known
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedsim.common.errors import UserError
-from fedsim.data.benchmarks import benchmark, resolve_domain
+from fedsim.data.benchmarks import benchmark, resolve_target
 from fedsim.data.loading import held_out, source_domains, split_of_domain
 from fedsim.data.reader import Reader, reader
 from fedsim.data.row import Benchmark
@@ -103,17 +103,18 @@ def shared_images(data: DataSettings, target: str, bench: Benchmark | None = Non
     Nothing is counted where domains have no image files of their own, as with rotations that show the same images.
     """
     bench = bench or benchmark(data)
-    unseen, read = resolve_domain(bench, target), reader(data, bench)
-    digests = None if bench.same_images or bench.test_apart else read.digests(unseen)
-    if digests is None:
-        return SharedImages(unseen, 0, 0, {}, unit=bench.unit)
-    tested = [row.tobytes() for row in digests]
+    unseen, read = resolve_target(bench, target), reader(data, bench)
     sources, selecting = source_domains(data, unseen, bench), held_out(data, bench)
+    is_left_out = unseen in bench.domains
+    example = unseen if is_left_out else sources[0]
+    if bench.same_images or bench.test_apart or read.digests(example) is None:
+        return SharedImages(unseen, 0, 0, {}, unit=bench.unit)
+    tested = _files_of(read, unseen) if is_left_out else []
     others = [*sources, *([selecting] if selecting else [])]
     files = {domain: _files_of(read, domain) for domain in others}
     present = {domain: set(rows) for domain, rows in files.items()}
     where, shared = _copies_of(tested, present)
-    torn = {unseen: _in_two_classes(tested, read.labels(unseen))}
+    torn = {unseen: _in_two_classes(tested, read.labels(unseen))} if is_left_out else {}
     for domain, rows in files.items():
         torn[domain] = _in_two_classes(rows, read.labels(domain))
     alike = _some({domain: _alike(read, domain) for domain in sources})
