@@ -45,9 +45,10 @@ from fedsim.common.errors import UserError, nearest
 from fedsim.common.tasks import task_of
 from fedsim.data.benchmarks import AVERAGE
 from fedsim.records.differences import refuse_twice, require_alike, variant_text, variants
-from fedsim.records.reading import Runs
+from fedsim.records.reading import Runs, part_of
 from fedsim.records.selection import BUDGETS, RULES, WORST_SOURCE, rule_title
 from fedsim.settings.experiment import Experiment
+from fedsim.settings.run import NO_TARGET
 
 Grids = dict[str, pd.DataFrame]  # {label: its accuracies, seeds × targets}
 Experiments = Mapping[str, Experiment]  # by run
@@ -80,6 +81,7 @@ def compare(
     by: dotted settings in which the runs are meant to differ; each combination becomes a row of its own.
     Raises UserError if runs differ in anything but method, target, seed and `by`, or two runs fill the same cell.
     """
+    runs, notes_on_others = _with_unseen(runs)
     if select == WORST_SOURCE:
         runs = with_worst_source(runs)
     task_metric, metric = _check_request(runs, select, metric)
@@ -114,7 +116,7 @@ def compare(
     )
     _add_worst(comparison)
     reasons = _add_papers(runs, recorded, comparison, published)
-    comparison.notes = _all_notes(
+    comparison.notes = notes_on_others + _all_notes(
         runs,
         recorded,
         not_computed,
@@ -122,6 +124,17 @@ def compare(
         comparison,
     )
     return comparison
+
+
+def _with_unseen(runs: Runs) -> tuple[Runs, list[str]]:
+    """(the runs that leave a domain out, a note on those that leave none out); all runs where none leaves one out."""
+    names = [run for run, experiment in runs.experiments.items() if experiment.run.target != NO_TARGET]
+    others = len(runs.experiments) - len(names)
+    if not names or not others:
+        return runs, []
+    count = "1 run" if others == 1 else f"{others} runs"
+    note = f"Not in the table: {count} on all domains (target {NO_TARGET}), of which none is unseen."
+    return part_of(runs, names), [note]
 
 
 def _all_notes(
