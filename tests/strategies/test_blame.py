@@ -11,6 +11,9 @@ from tampering import EVERYBODY, arrays, floats, rows_of, short
 
 from fedsim.common.errors import ClientFailedError
 from fedsim.tensors.arrays import state_to_record
+from strategies import compute
+from strategies.parts import LostRoundError, RefusedUpdateError
+from strategies.state import ServerState
 
 A, B, C = "rot0", "rot15", "rot30"
 
@@ -160,6 +163,34 @@ def test_without_a_limit_the_client_that_ruins_the_model_is_found(faults, expect
     folder, _ = run_small(short(tmp_path, run=run), tamper=changed(faults))
     found = statuses(folder)
     assert all(found[client].startswith(start) for client, start in expected.items()), found
+
+
+@pytest.mark.parametrize("error", [LostRoundError("three updates are needed"), RefusedUpdateError(A, "it is alone")])
+def test_where_no_client_can_be_left_out_none_is_blamed(error, monkeypatch, tmp_path):
+    """The search for the client that ruins the model leaves each out, and a part may not work without it."""
+    fuse = compute.weigh_and_fuse
+
+    def needs_three(parts, updates, view):
+        if len(updates) < 3:
+            raise error
+        return fuse(parts, updates, view)
+
+    monkeypatch.setattr(compute, "weigh_and_fuse", needs_three)
+    run = {"on_client_failure": "continue", "update_limit": 0}
+    folder, _ = run_small(short(tmp_path, run=run), tamper=changed({B: (HUGE,)}))
+    reason = "not used: the outputs of the aggregated model are not finite"
+    assert statuses(folder) == dict.fromkeys((A, B, C), reason)
+
+
+def test_a_round_that_is_taken_back_teaches_no_layout():
+    """Otherwise a broken client that was alone in a lost round would have all others refused later."""
+    state = ServerState(layouts={"controls": "float32 (3,)"})
+    before = state.snapshot()
+    state.layouts["styles"] = "float32 (9,)"
+    for _ in range(2):
+        state.restore(before)
+        assert state.layouts == {"controls": "float32 (3,)"}
+        state.layouts["controls"] = "float32 (1,)"
 
 
 LOSS_NAN, LOSS_INFINITE = metric(loss=math.nan), metric(loss=math.inf)
