@@ -53,12 +53,22 @@ def bare_loop(experiment: Experiment, device: torch.device | None = None) -> flo
             net.load_state_dict(state)
             train_locally(net, x, y, torch.from_numpy(client.train), transforms, train)
             states.append(copied(net))
-        state = {name: average([other[name] for other in states], weights) for name in state}
+        state = average_state(states, weights)
         net.load_state_dict(state)
-        for client, (x, y) in zip(clients, tensors):
-            evaluate(net, x, y, torch.from_numpy(client.validation), transforms)
+        validate(net, clients, tensors, transforms)
         accuracy = evaluate(net, *target, everything, transforms)
     return accuracy
+
+
+def validate(
+    net: torch.nn.Module,
+    clients: list[ClientData],
+    tensors: list[tuple[torch.Tensor, torch.Tensor]],
+    transforms: object,
+) -> None:
+    """The accuracy on the validation images of each client."""
+    for client, (x, y) in zip(clients, tensors):
+        evaluate(net, x, y, torch.from_numpy(client.validation), transforms)
 
 
 def on_device(clients: list[ClientData], device: torch.device) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -77,6 +87,11 @@ def target_on(device: torch.device, experiment: Experiment) -> tuple[torch.Tenso
 def copied(net: torch.nn.Module) -> dict[str, torch.Tensor]:
     """A copy of the network's state."""
     return {name: value.clone() for name, value in net.state_dict().items()}
+
+
+def average_state(states: list[dict[str, torch.Tensor]], weights: np.ndarray) -> dict[str, torch.Tensor]:
+    """The weighted mean of the clients' states, tensor by tensor."""
+    return {name: average([state[name] for state in states], weights) for name in states[0]}
 
 
 def average(values: list[torch.Tensor], weights: np.ndarray) -> torch.Tensor:

@@ -181,10 +181,7 @@ def merged(server: Server, bank: Bank, updates: Sequence[Update], view: ServerRo
 
 
 def keep(server: Server, view: ServerRound, updates: Sequence[Update], sizes: Mapping[str, float]) -> None:
-    """Puts into the state what the round leaves: the banks, the sizes of its updates, and what the clients keep.
-
-    A client that failed after its training, in a collection, may have lost the banks that come once.
-    """
+    """Puts into the state what the round leaves; who failed after its training may have lost what came once."""
     state, notes = server.state, server.exchange.notes
     history, _ = state.of_part(HISTORY)
     for update in updates:

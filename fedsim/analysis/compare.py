@@ -116,24 +116,25 @@ def compare(
     )
     _add_worst(comparison)
     reasons = _add_papers(runs, recorded, comparison, published)
-    comparison.notes = notes_on_others + _all_notes(
+    notes = _all_notes(
         runs,
         recorded,
         not_computed,
         reasons,
         comparison,
     )
+    comparison.notes = notes_on_others + notes
     return comparison
 
 
 def _with_unseen(runs: Runs) -> tuple[Runs, list[str]]:
     """(the runs that leave a domain out, a note on those that leave none out); all runs where none leaves one out."""
-    names = [run for run, experiment in runs.experiments.items() if experiment.run.target != NO_TARGET]
-    others = len(runs.experiments) - len(names)
+    targets = {run: experiment.run.target for run, experiment in runs.experiments.items()}
+    names = [run for run, target in targets.items() if target != NO_TARGET]
+    others = len(targets) - len(names)
     if not names or not others:
         return runs, []
-    count = "1 run" if others == 1 else f"{others} runs"
-    note = f"Not in the table: {count} on all domains (target {NO_TARGET}), of which none is unseen."
+    note = f"Not in the table, because no domain is unseen (target {NO_TARGET}): {others} of {len(targets)} runs."
     return part_of(runs, names), [note]
 
 

@@ -116,11 +116,8 @@ def resolve(experiment: Experiment, recorded: bool = False, bench: Benchmark | N
         if experiment.run.select_by in OF_CLASSES and not TASKS[bench.task].has_classes:
             raise UserError(f"run.select_by: {experiment.run.select_by} is a metric of classes, which the task "
                             f"{bench.task} has none of; set it to primary or loss")  # fmt: skip
-    if experiment.run.target == NO_TARGET and recipe.uses_target_unlabelled:
-        raise UserError(f"{experiment.method_name} trains on unlabelled images of the unseen domain, and there is none "
-                        f"with run.target = {NO_TARGET!r}; name a domain")  # fmt: skip
-    if recipe.uses_target_unlabelled and not experiment.data.adapt_share:
-        experiment = experiment.replace(data={"adapt_share": ADAPT_SHARE})
+    if recipe.uses_target_unlabelled:
+        experiment = _with_unlabelled(experiment)
     if recipe.pooled:
         clients: tuple[str, ...] = (POOLED,)
     else:
@@ -212,6 +209,16 @@ def check_loss(train: TrainSettings, recipe: Recipe, bench: Benchmark) -> None:
     if recipe.step.own_loss:
         raise UserError(f"{part_name(recipe.step)} computes a loss of its own, without train.class_weights and "
                         "train.focal; leave both at their defaults")  # fmt: skip
+
+
+def _with_unlabelled(experiment: Experiment) -> Experiment:
+    """Returns the experiment with a share of the unseen domain that trains unlabelled; UserError without one."""
+    if experiment.run.target == NO_TARGET:
+        raise UserError(f"{experiment.method_name} trains on unlabelled images of the unseen domain, and there is none "
+                        f"with run.target = {NO_TARGET!r}; name a domain")  # fmt: skip
+    if experiment.data.adapt_share:
+        return experiment
+    return experiment.replace(data={"adapt_share": ADAPT_SHARE})
 
 
 def _with_size(experiment: Experiment) -> Experiment:

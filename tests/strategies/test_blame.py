@@ -1,6 +1,7 @@
 """Which client is blamed for what, and in which order, where several faults meet in one round or in one reply."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,8 +13,10 @@ from tampering import EVERYBODY, arrays, floats, rows_of, short
 from fedsim.common.errors import ClientFailedError
 from fedsim.tensors.arrays import state_to_record
 from strategies import compute
-from strategies.parts import LostRoundError, RefusedUpdateError
+from strategies.accept import HISTORY
+from strategies.parts import LostRoundError, RefusedUpdateError, Update
 from strategies.state import ServerState
+from strategies.wire.round_notes import RoundNotes
 
 A, B, C = "rot0", "rot15", "rot30"
 
@@ -191,6 +194,19 @@ def test_a_round_that_is_taken_back_teaches_no_layout():
         state.restore(before)
         assert state.layouts == {"controls": "float32 (3,)"}
         state.layouts["controls"] = "float32 (1,)"
+
+
+def test_who_fails_after_its_training_is_not_noted_as_keeping_a_bank():
+    """Its update counts, but it did not answer a collection after it, and may have been restarted."""
+    notes, state, kept = RoundNotes(2), ServerState(), []
+    notes.row(A)
+    notes.fail(B, "node lost")
+    parts = SimpleNamespace(keep=kept.extend)
+    server = SimpleNamespace(state=state, exchange=SimpleNamespace(notes=notes), parts=parts)
+    compute.keep(server, SimpleNamespace(banks={}), [Update(A, 3, {}), Update(B, 3, {})], {A: 1.0, B: 2.0})
+    assert kept == [A]
+    history, _ = state.of_part(HISTORY)
+    assert set(history) == {A, B}
 
 
 LOSS_NAN, LOSS_INFINITE = metric(loss=math.nan), metric(loss=math.inf)

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from support import run_small, small_experiment
-from tampering import CONTINUE, VICTIM, arrays, refused_row, rows_of, set_nan, short, tamper
+from tampering import VICTIM, arrays, refused_row, rows_of, set_nan, short, tamper
 
 from fedsim.common.errors import ClientFailedError
 from fedsim.methods.table import METHODS
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
-from strategies.banks.secure_exchange import OPENED
 from strategies.stored import heads_of
 from strategies.wire.reply_checks import (
     Expected,
@@ -246,21 +245,6 @@ def test_a_client_that_fails_does_not_keep_others_from_the_bank_and_gets_it_agai
     folder, _ = run_small(short(tmp_path / "late", 3, "ccst"), tamper=failing("node lost", "train", (2,)))
     assert cells(folder, "bytes_down_style", 3)[1] == 24
     assert np.isnan([*cells(folder, "bytes_down_style", 2)[::2], *cells(folder, "bytes_down_style", 3)[::2]]).all()
-
-
-def test_a_client_that_fails_after_its_training_gets_the_bank_again(tmp_path):
-    """It trained and its update counts, but it did not answer the collection after it, and may have been restarted."""
-
-    def tampered(message: Message, reply: Message) -> Message:
-        config = message.content["config"]
-        hit = config.get("bank") == OPENED and config["client"] == "rot15" and config["round"] == 1
-        return Message(Error(2, "node lost"), reply_to=message) if hit else reply
-
-    method = {"name": "ccst", "fuse": "secure_mean"}
-    folder, _ = run_small(short(tmp_path, 2, method, run={**CONTINUE, "update_limit": 0.0}), tamper=tampered)
-    assert "node lost" in cells(folder, "status", 1)[1]
-    assert cells(folder, "bytes_down_style", 2)[1] == cells(folder, "bytes_down_style", 1)[1]
-    assert np.isnan(cells(folder, "bytes_down_style", 2)[::2]).all()
 
 
 SMALL = {"name": "fedccrl", "aligned_views": {"width": 1}}
