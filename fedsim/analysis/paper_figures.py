@@ -93,7 +93,8 @@ def layer_over_rounds(details: pd.DataFrame, layer: str, name: str, label: str, 
     over = over_seeds(frame["seed"].nunique())
     title = quantity.replace("_", " ")
     heads = list(map(unseen, targets))
-    figure, axes = panels(1, heads, f"{name}, {label}: {title} of {layer} ({over})")
+    heading = f"{name}, {label}: {title} of {layer} ({over})"
+    figure, axes = panels(1, heads, heading)
     looks = styles(sorted(frame[key].unique()))
     for panel, target in zip(axes[0], targets):
         of_target = frame[frame["target"] == target]
