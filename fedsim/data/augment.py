@@ -81,7 +81,13 @@ class Augmentation:
             x = _on_some(x, torch.rand(len(x)) < self.jitter_share, self._jittered)
         return _on_some(x, torch.rand(len(x)) < self.grey, lambda some: grey(some).expand_as(some))
 
-    def _boxes(self, count: int, height: int, width: int, sizes: Tensor | None) -> Tensor:
+    def _boxes(
+        self,
+        count: int,
+        height: int,
+        width: int,
+        sizes: Tensor | None,
+    ) -> Tensor:
         if self.crop:
             return draw_boxes(count, height, width, self.crop, sizes)
         border, side = (1 - self.centre) / 2, self.centre
@@ -100,7 +106,13 @@ class Augmentation:
 WIDEST = 4 / 3  # aspect ratio of a crop
 
 
-def draw_boxes(count: int, height: int, width: int, scale: tuple[float, float], sizes: Tensor | None = None) -> Tensor:
+def draw_boxes(
+    count: int,
+    height: int,
+    width: int,
+    scale: tuple[float, float],
+    sizes: Tensor | None = None,
+) -> Tensor:
     """Crop boxes (top, left, height, width) in pixels, float [count,4], drawn as torchvision's RandomResizedCrop does.
 
     The area share is uniform in `scale` and the aspect ratio log-uniform in 3/4..4/3. The first of ten draws that fits
@@ -124,7 +136,12 @@ def draw_boxes(count: int, height: int, width: int, scale: tuple[float, float], 
     return torch.cat([top, left, h, w], 1) * torch.cat([down, across, down, across], 1)
 
 
-def _originals(count: int, height: int, width: int, sizes: Tensor | None) -> tuple[Tensor, Tensor]:
+def _originals(
+    count: int,
+    height: int,
+    width: int,
+    sizes: Tensor | None,
+) -> tuple[Tensor, Tensor]:
     """(rows, columns) [count, 1] of the originals, scaled so that their shorter side is that of the square."""
     if sizes is None:
         return torch.full((count, 1), float(height)), torch.full((count, 1), float(width))
@@ -187,7 +204,10 @@ class Normalization:
 
 @lru_cache(maxsize=8)
 def _statistics(
-    mean: tuple[float, ...], std: tuple[float, ...], device: torch.device, dtype: torch.dtype
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """Mean and std [1,C,1,1], kept on each device; normal tensors also when an evaluation is the first to ask, because
     autograd refuses those of its inference mode and some methods differentiate through the normalization (L2D)."""
@@ -268,8 +288,10 @@ def find_augmentation(name: str) -> Callable[[Tensor], Tensor]:
     augmentation = lookup(name, AUGMENTATIONS, "augmentations", "data.augment: unknown")
     where = f"data.augment {name!r}"
     if not _gives_images(augmentation):
-        raise UserError(f"{where} is not a function of batches of images that says what it returns; write "
-                        "`def NAME(images: Tensor) -> Tensor:`, or a class with such a __call__")  # fmt: skip
+        raise UserError(
+            f"{where} is not a function of batches of images that says what it returns; write "
+            "`def NAME(images: Tensor) -> Tensor:`, or a class with such a __call__"
+        )
     return called(augmentation, where) if isinstance(augmentation, type) else augmentation
 
 

@@ -71,16 +71,20 @@ def with_task(bench: Benchmark, data: DataSettings) -> Benchmark:
     """The data set with the task that `data.task` names; UserError for one that its labels cannot be learned by."""
     task = data.task or bench.task
     if task in OF_TENSORS and not bench.takes_targets:
-        raise UserError(f"data.task = {task!r}: {bench.title} has classes; targets that are numbers or several labels "
-                        "come from data.dataset = 'arrays', or from Datasets by domain")  # fmt: skip
+        raise UserError(
+            f"data.task = {task!r}: {bench.title} has classes; targets that are numbers or several labels "
+            "come from data.dataset = 'arrays', or from Datasets by domain"
+        )
     has_classes = TASKS[bench.task].has_classes
     if task != bench.task and not has_classes:
         raise UserError(f"data.task = {task!r}: {bench.title} is a data set for {bench.task}; leave data.task out")
     if task == BINARY.name and bench.classes and len(bench.classes) != 2:
         title = data.root if bench.name == "arrays" else bench.title
-        raise UserError(f"data.task = 'binary' needs two classes, and {title} has {len(bench.classes)}: "
-                        f"{', '.join(bench.classes)}; write a column that has two, such as yes for all grades above 0 "
-                        "(without data.task each of these is a class of its own)")  # fmt: skip
+        raise UserError(
+            f"data.task = 'binary' needs two classes, and {title} has {len(bench.classes)}: "
+            f"{', '.join(bench.classes)}; write a column that has two, such as yes for all grades above 0 "
+            "(without data.task each of these is a class of its own)"
+        )
     return replace(bench, task=task)
 
 
@@ -167,9 +171,11 @@ def _common_classes(root: Path, classes_of: Mapping[str, list[str]], named: list
         where = root / first
         raise UserError(f"{where}: {len(classes)} class folder(s); at least 2 are needed (domain/class/image)")
     if {name.casefold() for name in classes} <= PARTS.keys():
-        raise UserError(f"{root}: the class folders are called {', '.join(classes)}, which are parts of a split; "
-                        "expected domain/class/image: put the images of a class into one folder, or name them in a "
-                        "table with the column split (data.dataset = 'table')")  # fmt: skip
+        raise UserError(
+            f"{root}: the class folders are called {', '.join(classes)}, which are parts of a split; "
+            "expected domain/class/image: put the images of a class into one folder, or name them in a "
+            "table with the column split (data.dataset = 'table')"
+        )
     return classes
 
 

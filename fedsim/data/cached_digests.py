@@ -34,7 +34,12 @@ def image_looks(entry: Entry) -> np.ndarray:
     return kept(entry, "looks.npy", (len(images), 3 * LOOK_SIDE**2), means)
 
 
-def kept(entry: Entry, name: str, shape: tuple[int, int], make: Callable[[], np.ndarray]) -> np.ndarray:
+def kept(
+    entry: Entry,
+    name: str,
+    shape: tuple[int, int],
+    make: Callable[[], np.ndarray],
+) -> np.ndarray:
     """The uint8 array of a file next to a domain's decoded images, made where it is not there."""
     file = entry.folder / name
     with contextlib.suppress(OSError, ValueError, EOFError):

@@ -63,7 +63,10 @@ def unless_square(sizes: np.ndarray | None) -> np.ndarray | None:
 
 
 def joined(
-    client: str, parts: Sequence[ClientData], clients: Sequence[ClientData], held: tuple[int, ...] = ()
+    client: str,
+    parts: Sequence[ClientData],
+    clients: Sequence[ClientData],
+    held: tuple[int, ...] = (),
 ) -> ClientData:
     """The images of several domains one after the other, of a part for each, with what the `clients` own of them."""
     sizes = [len(part.labels) for part in parts]

@@ -92,7 +92,12 @@ def _noise(ink: np.ndarray, along: np.ndarray, rng: np.random.RandomState) -> np
 GROUNDS = {"textured": _textured, "shaded": _shaded, "inverted": _inverted, "noise": _noise}
 
 
-def _pictures(domain: str, image_size: int, split_seed: int, apart: bool) -> np.ndarray:
+def _pictures(
+    domain: str,
+    image_size: int,
+    split_seed: int,
+    apart: bool,
+) -> np.ndarray:
     """Images uint8 [N,1,s,s] of a domain: ink over a ground.
 
     textured: bright ink on stripes of a random direction and period. shaded: bright ink under light that falls off to

@@ -64,7 +64,12 @@ def _all_digits() -> Images:
 
 
 @lru_cache(maxsize=12)
-def digits_domain(angle: int, image_size: int, split_seed: int = 0, apart: bool = False) -> Images:
+def digits_domain(
+    angle: int,
+    image_size: int,
+    split_seed: int = 0,
+    apart: bool = False,
+) -> Images:
     """Domain rot<angle> as clients see it: images uint8 [1000,1,s,s], rotated clockwise, and labels int64 [1000].
 
     100 images a class, drawn by `split_seed`: the SAME in every domain, like CSAC's Rotated MNIST. `apart` gives the
@@ -100,7 +105,12 @@ class Digits(Reader):
         return content_hash(digits_file().read_bytes())
 
 
-def colored(grey: np.ndarray, digits: np.ndarray, agree: int, split_seed: int) -> Images:
+def colored(
+    grey: np.ndarray,
+    digits: np.ndarray,
+    agree: int,
+    split_seed: int,
+) -> Images:
     """Images uint8 [N,3,s,s] and labels int64 [N] of a domain whose colour agrees with `agree` % of the labels.
 
         y = [digit >= 5], flipped with probability .25;  colour = y, flipped with probability 1 - agree/100

@@ -98,7 +98,12 @@ def _labels_of(counts: Sequence[int]) -> np.ndarray:
     return np.repeat(np.arange(len(counts), dtype=np.int64), counts)
 
 
-def _list_by_levels(root: Path, data: DataSettings, bench: Benchmark, domain: str) -> Listing:
+def _list_by_levels(
+    root: Path,
+    data: DataSettings,
+    bench: Benchmark,
+    domain: str,
+) -> Listing:
     """Files and labels of a domain whose class folders `data.levels` finds."""
     levels = levels_of(data)
     folders = tree_of(root, levels)[domain]
@@ -161,7 +166,12 @@ def _parted(name: str) -> tuple[str, str]:
     return stem, f".{suffix}"
 
 
-def _class_folders(bench: Benchmark, domain: str, folder: Path, lenient: bool) -> list[str]:
+def _class_folders(
+    bench: Benchmark,
+    domain: str,
+    folder: Path,
+    lenient: bool,
+) -> list[str]:
     """Names of the class folders on disk, in the order of the benchmark's classes; empty for one that may be absent."""
     present = subfolders(folder)
     by_class = {name: (matching if bench.folder else same)(name, present) for name in bench.classes}
@@ -218,7 +228,13 @@ def walk(folder: Path) -> Iterator[tuple[str, list[str]]]:
         yield parent, names
 
 
-def _check_counts(bench: Benchmark, domain: str, folder: Path, counts: list[int], lenient: bool) -> None:
+def _check_counts(
+    bench: Benchmark,
+    domain: str,
+    folder: Path,
+    counts: list[int],
+    lenient: bool,
+) -> None:
     """Raises UserError for missing images, then for an empty class. More images than the benchmark has are accepted."""
     expected = bench.class_counts[domain] if bench.class_counts else counts
     short = [row for row in zip(bench.classes, counts, expected) if row[1] < row[2]]

@@ -56,7 +56,13 @@ def groups_of(numbers: np.ndarray | None, labels: np.ndarray) -> Groups:
     return Groups(numbers, sizes, counts.reshape(len(sizes), classes).argmax(axis=1))
 
 
-def split_groups(groups: Groups, holdout: float, seed: int, stratified: bool, where: str) -> Split:
+def split_groups(
+    groups: Groups,
+    holdout: float,
+    seed: int,
+    stratified: bool,
+    where: str,
+) -> Split:
     """Split of 0..N-1 into (train, validation), each of whole groups and sorted.
 
     The first groups that come nearest to floor(holdout * N) images validate; `stratified`: of every class of groups
@@ -77,12 +83,19 @@ def split_groups(groups: Groups, holdout: float, seed: int, stratified: bool, wh
 def _refuse_one(groups: Groups, where: str) -> None:
     """UserError, which begins with `where`, when all images are one group."""
     if len(groups.sizes) < MIN_GROUPS:
-        raise UserError(f"{where}: its {groups.sizes.sum()} images are one group, which is never split, and two "
-                        "groups are needed; lower data.clients_per_domain, raise data.fraction, or leave out "
-                        "data.group and data.columns.group")  # fmt: skip
+        raise UserError(
+            f"{where}: its {groups.sizes.sum()} images are one group, which is never split, and two "
+            "groups are needed; lower data.clients_per_domain, raise data.fraction, or leave out "
+            "data.group and data.columns.group"
+        )
 
 
-def _held_out(groups: Groups, order: np.ndarray, holdout: float, least: int) -> np.ndarray:
+def _held_out(
+    groups: Groups,
+    order: np.ndarray,
+    holdout: float,
+    least: int,
+) -> np.ndarray:
     """The groups of an order that validate, of `least` images or more; the last one of the order never does."""
     images = max(least, int(holdout * groups.sizes[order].sum()))
     return groups.first(order, images)[: len(order) - 1]
@@ -103,7 +116,13 @@ def subset_of_groups(groups: Groups, fraction: float, seed: int) -> np.ndarray:
     return groups.images(np.concatenate(chosen))
 
 
-def adapting_groups(groups: Groups, images: int, fraction: float, seed: int, where: str) -> np.ndarray:
+def adapting_groups(
+    groups: Groups,
+    images: int,
+    fraction: float,
+    seed: int,
+    where: str,
+) -> np.ndarray:
     """Sorted positions of the first groups nearest to a number of images; one group is always left.
 
     fraction: of these images, for a run on a part of them. Raises UserError, which begins with `where`, when there is
@@ -117,7 +136,13 @@ def adapting_groups(groups: Groups, images: int, fraction: float, seed: int, whe
     return groups.images(groups.first(drawn, fraction * groups.sizes[drawn].sum()))
 
 
-def partition_groups(groups: Groups, kind: str, clients: int, alpha: float, seed: int) -> list[np.ndarray]:
+def partition_groups(
+    groups: Groups,
+    kind: str,
+    clients: int,
+    alpha: float,
+    seed: int,
+) -> list[np.ndarray]:
     """0..N-1 shared between clients, group by group: sorted positions for each client.
 
     kind "iid": shuffled groups are dealt one by one, so that the numbers of groups differ by at most one. "dirichlet":
@@ -127,8 +152,10 @@ def partition_groups(groups: Groups, kind: str, clients: int, alpha: float, seed
     """
     count = len(groups.sizes)
     if count < MIN_GROUPS * clients:
-        raise UserError(f"{count} groups of a domain are too few for {clients} clients (each needs one for training "
-                        "and one for validation); lower data.clients_per_domain or raise data.fraction")  # fmt: skip
+        raise UserError(
+            f"{count} groups of a domain are too few for {clients} clients (each needs one for training "
+            "and one for validation); lower data.clients_per_domain or raise data.fraction"
+        )
     if kind == "iid":
         return [groups.images(part) for part in deal(shuffled(count, seed), clients)]
     rng = np.random.RandomState(seed)

@@ -10,21 +10,38 @@ from fedsim.data.splits import fraction_subset, random_split, seed_hash, stratif
 from fedsim.settings import DataSettings
 
 
-def use_fraction(labels: np.ndarray, groups: np.ndarray | None, fraction: float, seed: int) -> np.ndarray:
+def use_fraction(
+    labels: np.ndarray,
+    groups: np.ndarray | None,
+    fraction: float,
+    seed: int,
+) -> np.ndarray:
     """Sorted positions of a fraction of the images of every class; with groups int64 [N] of whole groups."""
     if groups is None:
         return fraction_subset(labels, fraction, seed)
     return subset_of_groups(groups_of(groups, labels), fraction, seed)
 
 
-def hold_out(labels: np.ndarray, groups: np.ndarray | None, holdout: float, seed: int, where: str) -> Split:
+def hold_out(
+    labels: np.ndarray,
+    groups: np.ndarray | None,
+    holdout: float,
+    seed: int,
+    where: str,
+) -> Split:
     """DomainBed's (train, validation) positions of images; with groups int64 [N] of whole groups, see `split_pool`."""
     if groups is None:
         return random_split(len(labels), holdout, seed)
     return split_groups(groups_of(groups, labels), holdout, seed, False, where)
 
 
-def split_pool(data: DataSettings, labels: np.ndarray, groups: np.ndarray | None, seed: int, where: str) -> Split:
+def split_pool(
+    data: DataSettings,
+    labels: np.ndarray,
+    groups: np.ndarray | None,
+    seed: int,
+    where: str,
+) -> Split:
     """(train, validation) positions of images with these labels, by `data.split`; with groups int64 [N] whole groups.
 
     Raises UserError, which begins with `where`, when all images are one group.
@@ -52,7 +69,13 @@ def chosen_groups(groups: np.ndarray | None, indices: np.ndarray) -> np.ndarray 
     return None if groups is None else groups[indices]
 
 
-def _listed_split(read: Reader, domain: str, labels: np.ndarray, groups: np.ndarray | None, seed: int) -> Split:
+def _listed_split(
+    read: Reader,
+    domain: str,
+    labels: np.ndarray,
+    groups: np.ndarray | None,
+    seed: int,
+) -> Split:
     """(train, validation) of the published lists; without a validation list, `holdout` of the training list."""
     data = read.data
     if data.clients_per_domain > 1 or data.fraction < 1:
@@ -68,13 +91,20 @@ def _listed_split(read: Reader, domain: str, labels: np.ndarray, groups: np.ndar
     if len(both):
         raise UserError(f"{domain}: {len(both)} images are in the training list and in the validation list")
     if groups is not None and (torn := np.intersect1d(groups[train], groups[validation])).size:
-        raise UserError(f"{domain}: {len(torn)} groups have images in the training list and in the validation list; "
-                        "correct the lists, or leave out data.group and data.columns.group")  # fmt: skip
+        raise UserError(
+            f"{domain}: {len(torn)} groups have images in the training list and in the validation list; "
+            "correct the lists, or leave out data.group and data.columns.group"
+        )
     return train, validation
 
 
 def take_test(
-    read: Reader, domain: str, labels: np.ndarray, split: Split, seed: int, where: str
+    read: Reader,
+    domain: str,
+    labels: np.ndarray,
+    split: Split,
+    seed: int,
+    where: str,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(train, validation, test) of a client, given its (train, validation): what `data.source_test` takes from train.
 
@@ -99,8 +129,15 @@ def take_test(
     return train[trained], validation, train[tested]
 
 
-def refuse_few(client: str, train: int, validation: int, change: str) -> None:
+def refuse_few(
+    client: str,
+    train: int,
+    validation: int,
+    change: str,
+) -> None:
     """UserError when a client has too few images; `change` says what to change."""
     if train < 2 or not validation:
-        raise UserError(f"client {client!r} has {train} training and {validation} validation images, at least 2 and 1 "
-                        f"are needed; change {change}")  # fmt: skip
+        raise UserError(
+            f"client {client!r} has {train} training and {validation} validation images, at least 2 and 1 "
+            f"are needed; change {change}"
+        )

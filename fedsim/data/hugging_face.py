@@ -105,8 +105,10 @@ class HuggingFaceReader(Reader):
             return super().groups(domain)
         columns = _rows(self.data).column_names
         if column not in columns:
-            raise UserError(f"{_where(self.data)} has no column {column!r} (data.columns.group); "
-                            f"{nearest(column, columns)}it has: {', '.join(columns)}")  # fmt: skip
+            raise UserError(
+                f"{_where(self.data)} has no column {column!r} (data.columns.group); "
+                f"{nearest(column, columns)}it has: {', '.join(columns)}"
+            )
         texts = _text_column(*_source(self.data), column)
         return numbers_of_groups(texts[row] for row in self._of(domain))
 
@@ -127,8 +129,10 @@ class HuggingFaceReader(Reader):
         """
         splits = _opened(self.data).splits
         if not splits:
-            raise UserError(f"{_where(self.data)} is one Dataset without splits, which data.split = 'lists' and "
-                            "data.test_split = 'list' read; save a DatasetDict")  # fmt: skip
+            raise UserError(
+                f"{_where(self.data)} is one Dataset without splits, which data.split = 'lists' and "
+                "data.test_split = 'list' read; save a DatasetDict"
+            )
         parts = [PARTS.get(name.lower(), "") for name in splits]
         return np.repeat(np.array(parts, dtype=object), list(splits.values()))[self._of(domain)]
 

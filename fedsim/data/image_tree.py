@@ -87,8 +87,10 @@ class ImageTree(Reader):
         folders = [folder_below_class(file, listing.depth) for file in listing.files]
         if "" in folders:
             file = listing.folder / listing.files[folders.index("")]
-            raise UserError(f"data.group = 'folder': {file} lies in no folder below its class; put it into the folder "
-                            "of its group, or leave out data.group")  # fmt: skip
+            raise UserError(
+                f"data.group = 'folder': {file} lies in no folder below its class; put it into the folder "
+                "of its group, or leave out data.group"
+            )
         return numbers_of_groups(folders)
 
     def findings(self) -> list[Finding]:

@@ -40,13 +40,17 @@ def classes_on_disk(data: DataSettings, bench: Benchmark) -> Benchmark:
             break
     else:
         root = data_root(data)
-        raise UserError(f"{bench.title}: no domain folder ({', '.join(bench.domains)}) in {root}{read_from(root)}; "
-                        "set data.root or $FEDSIM_DATA")  # fmt: skip
+        raise UserError(
+            f"{bench.title}: no domain folder ({', '.join(bench.domains)}) in {root}{read_from(root)}; "
+            "set data.root or $FEDSIM_DATA"
+        )
     classes = sorted({name for domain in present for name in names_in(folder / domain)})
     expected = len(bench.classes)
     if len(classes) != expected:
-        raise UserError(f"{bench.title}: {len(classes)} class folders in {folder}, and the data set has {expected}; "
-                        "use data.dataset = 'folder' for a part of it")  # fmt: skip
+        raise UserError(
+            f"{bench.title}: {len(classes)} class folders in {folder}, and the data set has {expected}; "
+            "use data.dataset = 'folder' for a part of it"
+        )
     return replace(bench, classes=tuple(classes))
 
 
@@ -62,8 +66,10 @@ class PublishedRows(ImageTree):
             if (folder / self.root).exists():
                 return folder
         root, bench = data_root(self.data), self.found
-        raise UserError(f"{bench.title}: no {self.root!r} in {root} or in a folder {bench.folder[0]!r} below it"
-                        f"{read_from(root)}; set data.root or $FEDSIM_DATA to where the data set is")  # fmt: skip
+        raise UserError(
+            f"{bench.title}: no {self.root!r} in {root} or in a folder {bench.folder[0]!r} below it"
+            f"{read_from(root)}; set data.root or $FEDSIM_DATA to where the data set is"
+        )
 
     def find(self) -> None:
         """The data set's folder must be there."""
@@ -114,8 +120,10 @@ class PublishedRows(ImageTree):
         if not rows:
             raise UserError(f"{self.found.title}: no image of domain {domain!r} in {self.folder()}")
         if self.found.counts and len(rows) < self.found.counts[domain]:
-            raise UserError(f"{self.found.title} {domain} is incomplete in {self.folder()}: {len(rows):,} of "
-                            f"{self.found.counts[domain]:,} images; copy the data set again")  # fmt: skip
+            raise UserError(
+                f"{self.found.title} {domain} is incomplete in {self.folder()}: {len(rows):,} of "
+                f"{self.found.counts[domain]:,} images; copy the data set again"
+            )
         return rows
 
     def below(self, folder: Path, label: int, part: str = "") -> Iterator[ImageRow]:
@@ -211,8 +219,10 @@ class VLCS(PublishedRows):
         if name in numbers:
             return numbers.index(name)
         if (class_name := matching(name, classes)) is None:
-            raise UserError(f"{self.found.title}: {folder / name} is none of the classes {', '.join(classes)}, which "
-                            "may be numbered from 0")  # fmt: skip
+            raise UserError(
+                f"{self.found.title}: {folder / name} is none of the classes {', '.join(classes)}, which "
+                "may be numbered from 0"
+            )
         return classes.index(class_name)
 
 

@@ -63,7 +63,11 @@ def text_of(file: Path) -> str:
 
 
 def listed(
-    data: DataSettings, domain: str, part: str, listing: Listing, domains: Sequence[str] = ()
+    data: DataSettings,
+    domain: str,
+    part: str,
+    listing: Listing,
+    domains: Sequence[str] = (),
 ) -> np.ndarray | None:
     """Sorted indices into the listing of the images that a list names; None when there is no list.
 

@@ -63,7 +63,12 @@ def find_data(data: DataSettings, bench: Benchmark | None = None) -> None:
     reader(data, bench or benchmark(data)).find()
 
 
-def load_client(data: DataSettings, client: str, target: str = "", bench: Benchmark | None = None) -> ClientData:
+def load_client(
+    data: DataSettings,
+    client: str,
+    target: str = "",
+    bench: Benchmark | None = None,
+) -> ClientData:
     """The data of one client ("photo" or "photo/1"), split into training and validation by the seed of splits.
 
     It loads the client's own domain only. With data.mix or data.clients above 0 it loads all source domains, and needs
@@ -98,7 +103,12 @@ def load_client(data: DataSettings, client: str, target: str = "", bench: Benchm
     )
 
 
-def _load_dealt(data: DataSettings, client: str, target: str, bench: Benchmark) -> ClientData:
+def _load_dealt(
+    data: DataSettings,
+    client: str,
+    target: str,
+    bench: Benchmark,
+) -> ClientData:
     """The data of a client where `data.clients` says how many there are; UserError for one that is not among them."""
     names = client_names(data, target, bench)
     if client not in names:
@@ -107,7 +117,11 @@ def _load_dealt(data: DataSettings, client: str, target: str, bench: Benchmark) 
 
 
 def _own_split(
-    read: Reader, client: str, domain: str, index: int, labels: np.ndarray
+    read: Reader,
+    client: str,
+    domain: str,
+    index: int,
+    labels: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(train, validation, test) indices of a client among its domain's images with these labels.
 
@@ -182,7 +196,12 @@ def read_whole(read: Reader, domain: str) -> Images:
     return _own_scale(read, domain, images, np.arange(len(images))), labels
 
 
-def _own_scale(read: Reader, domain: str, values: np.ndarray, rows: np.ndarray) -> np.ndarray:
+def _own_scale(
+    read: Reader,
+    domain: str,
+    values: np.ndarray,
+    rows: np.ndarray,
+) -> np.ndarray:
     """The examples of a domain, with data.scale = "site" scaled by these rows; otherwise they are scaled later.
 
     Raises UserError for missing values that nothing replaces.
@@ -191,8 +210,10 @@ def _own_scale(read: Reader, domain: str, values: np.ndarray, rows: np.ndarray) 
     if rule == "site":
         return scaled_by_site(values, rows, read.found)
     if rule == "none" and read.found.shape and not np.isfinite(values).all():
-        raise UserError(f"{domain}: some cells are empty, and data.scale = 'none' gives them no value; use 'federated' "
-                        "or 'site', or data.missing = 'drop'")  # fmt: skip
+        raise UserError(
+            f"{domain}: some cells are empty, and data.scale = 'none' gives them no value; use 'federated' "
+            "or 'site', or data.missing = 'drop'"
+        )
     return values
 
 
@@ -201,7 +222,12 @@ def _groups_of_target(read: Reader, domain: str, count: int) -> np.ndarray | Non
     return None if read.found.test_apart else read_groups(read, domain, count)
 
 
-def adaptation_indices(read: Reader, domain: str, count: int, fraction: float = 1.0) -> np.ndarray:
+def adaptation_indices(
+    read: Reader,
+    domain: str,
+    count: int,
+    fraction: float = 1.0,
+) -> np.ndarray:
     """Indices of the share `data.adapt_share` of an unseen domain's `count` images, which is never tested.
 
     They are drawn by the seed of splits from all positions or groups, without a look at labels. A folder and a table
@@ -270,7 +296,12 @@ def count_classes(data: DataSettings, client: str) -> tuple[tuple[str, ...], tup
     return bench.classes, tuple(counts.tolist())
 
 
-def domain_findings(data: DataSettings, client: str, bench: Benchmark, with_files: bool = True) -> list[Finding]:
+def domain_findings(
+    data: DataSettings,
+    client: str,
+    bench: Benchmark,
+    with_files: bool = True,
+) -> list[Finding]:
     """What the files of a client's domain show, where the others are on other machines.
 
     with_files: also what decoding the images has seen, which are decoded on first use
@@ -340,7 +371,14 @@ def _pools(
 
 
 @lru_cache(maxsize=32)
-def _drawn(labels: bytes, groups: bytes, kind: str, clients: int, of_kind: float, seed: int) -> list[np.ndarray]:
+def _drawn(
+    labels: bytes,
+    groups: bytes,
+    kind: str,
+    clients: int,
+    of_kind: float,
+    seed: int,
+) -> list[np.ndarray]:
     """A partition, kept for the other clients of the domain in this process. groups: empty for none"""
     decoded = np.frombuffer(labels, dtype=np.int64)
     if groups:

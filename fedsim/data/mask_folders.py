@@ -145,11 +145,18 @@ def _check_sizes(listing: Listing, image_sizes: np.ndarray, mask_sizes: np.ndarr
     other = np.flatnonzero((image_sizes != mask_sizes).any(axis=1))
     if len(other):
         (height, width), (rows, columns) = mask_sizes[other[0]], image_sizes[other[0]]
-        raise UserError(f"{listing.folder / listing.files[other[0]]} has {width} x {height} pixels and its image "
-                        f"{columns} x {rows}; give both the same size")  # fmt: skip
+        raise UserError(
+            f"{listing.folder / listing.files[other[0]]} has {width} x {height} pixels and its image "
+            f"{columns} x {rows}; give both the same size"
+        )
 
 
-def _check_structures(listing: Listing, domain: str, masks: np.ndarray, structures: dict[str, list[int]]) -> None:
+def _check_structures(
+    listing: Listing,
+    domain: str,
+    masks: np.ndarray,
+    structures: dict[str, list[int]],
+) -> None:
     """UserError for a structure without a pixel in a whole domain, whose masks then probably have other values."""
     for number, (name, named) in enumerate(structures.items()):
         if any(mask[number].any() for mask in masks):
@@ -157,8 +164,9 @@ def _check_structures(listing: Listing, domain: str, masks: np.ndarray, structur
         values = sorted({int(value) for file in listing.paths for value in np.unique(_values(file, read_bytes(file)))})
         shown = ", ".join(map(str, values[:SHOWN_VALUES])) + (", ..." if len(values) > SHOWN_VALUES else "")
         if set(named) & set(values):
-            raise UserError(f"{domain}: no pixel of the structure {name!r} is left at data.image_size = "
-                            f"{masks.shape[-1]}; raise it")  # fmt: skip
+            raise UserError(
+                f"{domain}: no pixel of the structure {name!r} is left at data.image_size = {masks.shape[-1]}; raise it"
+            )
         raise UserError(
             f"{domain}: no mask has a pixel of the structure {name!r}, whose values are {named}; the masks have the "
             f"values {shown}; correct data.structures or the masks, or leave the domain out by data.domains"
@@ -210,7 +218,10 @@ def _of_table(file: Path) -> list[tuple[str, str]]:
 
 
 def decode_mask(
-    path: Path, side: int, content: bytes, structures: dict[str, list[int]]
+    path: Path,
+    side: int,
+    content: bytes,
+    structures: dict[str, list[int]],
 ) -> tuple[np.ndarray, tuple[int, int], dict[int, int]]:
     """One mask file as planes uint8 [Q,s,s] of 0 and 1, its height and width, and its pixels by value.
 

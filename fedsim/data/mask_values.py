@@ -62,7 +62,12 @@ def mask_findings(tallies: Mapping[str, Tally], structures: Mapping[str, Sequenc
     return findings
 
 
-def _finding(domain: str, others: Mapping[int, Sequence[int]], background: int, is_everywhere: bool) -> Finding:
+def _finding(
+    domain: str,
+    others: Mapping[int, Sequence[int]],
+    background: int,
+    is_everywhere: bool,
+) -> Finding:
     """The finding for one domain; others: its values that nothing explains. is_everywhere: all domains have them"""
     masks = max(count for count, _ in others.values())
     pixels = sum(count for _, count in others.values())

@@ -90,7 +90,12 @@ def dealt_names(read: Reader, domains: Sequence[str]) -> list[str]:
     return [names[place] for place in sorted(names)]
 
 
-def load_mixed(read: Reader, client: str, place: int, domains: Sequence[str]) -> ClientData:
+def load_mixed(
+    read: Reader,
+    client: str,
+    place: int,
+    domains: Sequence[str],
+) -> ClientData:
     """Data of client number `place` (in the order of clients) of the source `domains`, one after the other.
 
     Raises UserError when it has fewer than two training images and one validation image.
@@ -128,7 +133,12 @@ def check_mix(read: Reader, domains: Sequence[str]) -> None:
         refuse_few(client, train, validation, CHANGE)
 
 
-def _shares(read: Reader, domains: Sequence[str], domain: str, labels: np.ndarray) -> list[Split]:
+def _shares(
+    read: Reader,
+    domains: Sequence[str],
+    domain: str,
+    labels: np.ndarray,
+) -> list[Split]:
     """Indices of every client in one of the source `domains`."""
     data, environment, split_seed = read.data, read.found.environment(domain), read.data.seed_of_splits
     homes, groups_of_images = owners(read, domains), read_groups(read, domain, len(labels))
@@ -143,7 +153,13 @@ def _shares(read: Reader, domains: Sequence[str], domain: str, labels: np.ndarra
 
 
 def _of_part(
-    read: Reader, groups: Groups, order: np.ndarray, images: int, clients: int, own: Sequence[int], environment: int
+    read: Reader,
+    groups: Groups,
+    order: np.ndarray,
+    images: int,
+    clients: int,
+    own: Sequence[int],
+    environment: int,
 ) -> list[np.ndarray]:
     """The groups of every client in one part (training or validation) of a domain, which come in this order.
 
@@ -160,7 +176,12 @@ def _of_part(
 
 
 def _dealt(
-    data: DataSettings, groups: Groups, order: np.ndarray, classes: int, clients: int, seed: int
+    data: DataSettings,
+    groups: Groups,
+    order: np.ndarray,
+    classes: int,
+    clients: int,
+    seed: int,
 ) -> list[np.ndarray]:
     """Shuffled groups dealt to clients as `data.partition` says."""
     if data.partition == "iid":

@@ -178,7 +178,10 @@ def _rgb(image: Image.Image, content: bytes) -> tuple[Image.Image, str, float, f
 
 
 def _eight_bits(
-    image: Image.Image, format: str | None, tags: Mapping[int, Any], content: bytes
+    image: Image.Image,
+    format: str | None,
+    tags: Mapping[int, Any],
+    content: bytes,
 ) -> tuple[Image.Image, float]:
     """(grey values of more than 8 bits, scaled by the range of their mode; the largest one before)."""
     values = np.asarray(image)
@@ -196,7 +199,13 @@ def _eight_bits(
     raise ValueError(f"colour mode {image.mode}; convert it to RGB")
 
 
-def _largest_sample(values: np.ndarray, top: float, format: str | None, tags: Mapping[int, Any], content: bytes) -> int:
+def _largest_sample(
+    values: np.ndarray,
+    top: float,
+    format: str | None,
+    tags: Mapping[int, Any],
+    content: bytes,
+) -> int:
     """The largest value that the samples of an image of 16 bits may have, as its file says it; else 65535.
 
     A TIFF file has its bits per sample (12) or its largest sample. PNG's sBIT says how many bits count. They are the

@@ -144,8 +144,10 @@ def read_groups(read: Reader, domain: str, count: int) -> np.ndarray | None:
     """
     groups = read.groups(domain)
     if groups is not None and (groups.shape != (count,) or groups.dtype.kind not in "iu"):
-        raise UserError(f"{type(read).__name__} of {read.found.title}, domain {domain!r}: there are {count} examples, "
-                        f"and groups {groups.dtype} of the shape {list(groups.shape)}, not int64 [N]")  # fmt: skip
+        raise UserError(
+            f"{type(read).__name__} of {read.found.title}, domain {domain!r}: there are {count} examples, "
+            f"and groups {groups.dtype} of the shape {list(groups.shape)}, not int64 [N]"
+        )
     return groups
 
 

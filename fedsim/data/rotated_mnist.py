@@ -42,7 +42,13 @@ def _unreadable(folder: Path, reason: str) -> UserError:
 
 
 @lru_cache(maxsize=12)
-def mnist_domain(root: Path, variant: str, split_seed: int, angle: int, image_size: int) -> Images:
+def mnist_domain(
+    root: Path,
+    variant: str,
+    split_seed: int,
+    angle: int,
+    image_size: int,
+) -> Images:
     """Domain M<angle>: images uint8 [N,1,s,s] and labels int64 [N].
 
     csac: 100 training images a class, drawn by `split_seed`, the SAME in every domain, rotated clockwise.

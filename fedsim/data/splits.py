@@ -118,7 +118,12 @@ def dirichlet_deal(
     return [np.concatenate(pieces) for pieces in zip(*parts)]
 
 
-def dirichlet_partition(labels: np.ndarray, clients: int, alpha: float, seed: int) -> list[np.ndarray]:
+def dirichlet_partition(
+    labels: np.ndarray,
+    clients: int,
+    alpha: float,
+    seed: int,
+) -> list[np.ndarray]:
     """0..N-1 shared between clients; the shares of every class are drawn from Dirichlet(alpha).
 
     q_c ~ Dir(alpha * 1_K); client k gets the share q_ck of class c (Hsu et al. 2019; FedIG-A appendix). The draw is
@@ -144,7 +149,12 @@ def dirichlet_partition(labels: np.ndarray, clients: int, alpha: float, seed: in
     )
 
 
-def classes_partition(labels: np.ndarray, clients: int, per_client: int, seed: int) -> list[np.ndarray]:
+def classes_partition(
+    labels: np.ndarray,
+    clients: int,
+    per_client: int,
+    seed: int,
+) -> list[np.ndarray]:
     """0..N-1 shared between clients so that each has `per_client` of the C classes (McMahan et al., AISTATS 2017).
 
     The classes stand in a seeded order, as in a ring, and client k has the `per_client` classes from place k *

@@ -78,7 +78,12 @@ def state_to_record(
     return record_of({name: _encode(name, state[name]) for name in listed})
 
 
-def array_of(dtype: str, shape: tuple[int, ...], stype: str, data: bytes | memoryview) -> Array:
+def array_of(
+    dtype: str,
+    shape: tuple[int, ...],
+    stype: str,
+    data: bytes | memoryview,
+) -> Array:
     """An Array of fields that are known to be well-formed; Flower's constructor takes longer and no memoryview."""
     array = Array.__new__(Array)
     array.__dict__.update(dtype=dtype, shape=shape, stype=stype, data=data)
