@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 Split = tuple[np.ndarray, np.ndarray]  # indices of the images that train, and of those that validate
+FullSplit = tuple[np.ndarray, np.ndarray, np.ndarray]  # and of those that `data.source_test` tests
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +63,11 @@ def unless_square(sizes: np.ndarray | None) -> np.ndarray | None:
     return None if sizes is None or (sizes[:, 0] == sizes[:, 1]).all() else sizes
 
 
+def entries_at(values: np.ndarray | None, indices: np.ndarray) -> np.ndarray | None:
+    """Returns the entries [n, ...] of values [N, ...] at some indices int64 [n], or None where there are no values."""
+    return None if values is None else values[indices]
+
+
 def joined(
     client: str,
     parts: Sequence[ClientData],
@@ -69,23 +75,29 @@ def joined(
     held: tuple[int, ...] = (),
 ) -> ClientData:
     """The images of several domains one after the other, of a part for each, with what the `clients` own of them."""
-    sizes = [len(part.labels) for part in parts]
     domains = tuple(part.domains[0] for part in parts)
-    start = dict(zip(domains, np.cumsum([0, *sizes[:-1]])))
+    counts = [len(part.labels) for part in parts]
+    starts = dict(zip(domains, np.cumsum([0, *counts[:-1]])))
+    train, validation, test = [], [], []
+    for each in clients:
+        start = starts[each.domains[0]]
+        train.append(each.train + start)
+        validation.append(each.validation + start)
+        test.append(each.test + start)
     masks = [part.masks for part in parts if part.masks is not None]
     return ClientData(
         client,
-        np.concatenate([part.images for part in parts]),
-        np.concatenate([part.labels for part in parts]),
-        np.concatenate([each.train + start[each.domains[0]] for each in clients]),
-        np.concatenate([each.validation + start[each.domains[0]] for each in clients]),
-        parts[0].classes,
-        domains,
-        np.repeat(np.arange(len(parts), dtype=np.int64), sizes),
-        _joined_sizes(parts),
-        np.concatenate(masks) if masks else None,
+        images=np.concatenate([part.images for part in parts]),
+        labels=np.concatenate([part.labels for part in parts]),
+        train=np.concatenate(train),
+        validation=np.concatenate(validation),
+        classes=parts[0].classes,
+        domains=domains,
+        domain_index=np.repeat(np.arange(len(parts), dtype=np.int64), counts),
+        sizes=_joined_sizes(parts),
+        masks=np.concatenate(masks) if masks else None,
         held=held,
-        test=np.concatenate([each.test + start[each.domains[0]] for each in clients]),
+        test=np.concatenate(test),
     )
 
 
@@ -93,6 +105,8 @@ def _joined_sizes(parts: Sequence[ClientData]) -> np.ndarray | None:
     """The sizes of several domains. The images of a domain in which all are square get a square."""
     if all(part.sizes is None for part in parts):
         return None
-    return np.concatenate(
-        [np.ones((len(part.labels), 2), np.int32) if part.sizes is None else part.sizes for part in parts]
-    )
+    sizes = []
+    for part in parts:
+        squares = np.ones((len(part.labels), 2), np.int32)
+        sizes.append(squares if part.sizes is None else part.sizes)
+    return np.concatenate(sizes)
