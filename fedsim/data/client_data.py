@@ -77,28 +77,28 @@ def joined(
     """The images of several domains one after the other, of a part for each, with what the `clients` own of them."""
     domains = tuple(part.domains[0] for part in parts)
     counts = [len(part.labels) for part in parts]
-    starts = dict(zip(domains, np.cumsum([0, *counts[:-1]])))
-    train, validation, test = [], [], []
-    for each in clients:
-        start = starts[each.domains[0]]
-        train.append(each.train + start)
-        validation.append(each.validation + start)
-        test.append(each.test + start)
+    start_of = dict(zip(domains, np.cumsum([0, *counts[:-1]])))
+    starts = [start_of[each.domains[0]] for each in clients]
     masks = [part.masks for part in parts if part.masks is not None]
     return ClientData(
         client,
         images=np.concatenate([part.images for part in parts]),
         labels=np.concatenate([part.labels for part in parts]),
-        train=np.concatenate(train),
-        validation=np.concatenate(validation),
+        train=_joined_indices([each.train for each in clients], starts),
+        validation=_joined_indices([each.validation for each in clients], starts),
         classes=parts[0].classes,
         domains=domains,
         domain_index=np.repeat(np.arange(len(parts), dtype=np.int64), counts),
         sizes=_joined_sizes(parts),
         masks=np.concatenate(masks) if masks else None,
         held=held,
-        test=np.concatenate(test),
+        test=_joined_indices([each.test for each in clients], starts),
     )
+
+
+def _joined_indices(parts: Sequence[np.ndarray], starts: Sequence[int]) -> np.ndarray:
+    """Indices of images, each part within its own domain, as indices into all images; a domain begins at its start."""
+    return np.concatenate([indices + start for indices, start in zip(parts, starts)])
 
 
 def _joined_sizes(parts: Sequence[ClientData]) -> np.ndarray | None:

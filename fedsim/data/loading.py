@@ -20,15 +20,7 @@ from fedsim.data.client_data import (
 )
 from fedsim.data.findings import Finding
 from fedsim.data.groups import adapting_groups, groups_of, partition_groups
-from fedsim.data.holdout import (
-    hold_out,
-    refuse_few,
-    split_pool,
-    stream_of,
-    take_test,
-    use_fraction,
-    whole_split,
-)
+from fedsim.data.holdout import hold_out, refuse_few, split_pool, stream_of, take_test, use_fraction, whole_split
 from fedsim.data.mixing import check_mix, dealt_names, load_mixed
 from fedsim.data.reader import Images, Reader, read_groups, read_images, reader
 from fedsim.data.row import Benchmark

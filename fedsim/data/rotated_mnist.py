@@ -7,7 +7,7 @@ import numpy as np
 
 from fedsim.common.errors import UserError
 from fedsim.data.catalog import ANGLES
-from fedsim.data.digits import colored, hundred_a_class, resize, rotate
+from fedsim.data.digits import PER_CLASS, colored, resize, rotate, some_of_each
 from fedsim.data.reader import Images, Reader, content_hash
 from fedsim.data.splits import seed_hash, shuffled
 from fedsim.settings import data_root
@@ -62,7 +62,7 @@ def mnist_domain(
         chosen, clockwise = order[ANGLES.index(angle) :: len(ANGLES)], -angle
     else:
         try:
-            chosen = hundred_a_class(labels[:train], seed_hash(split_seed, "rotated-mnist"))
+            chosen = some_of_each(labels[:train], PER_CLASS, seed_hash(split_seed, "rotated-mnist"))
         except UserError as error:
             raise UserError(f"Rotated MNIST (csac), MNIST's training file: {error}") from None
         clockwise = angle
