@@ -20,7 +20,8 @@ from fedsim.data.scaling import Scale
 from fedsim.settings import DataSettings
 from fedsim.settings.plugins import called, lookup, makes
 
-STATISTICS = {  # mean and standard deviation of each channel
+Statistics = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard deviation of each channel
+STATISTICS: dict[str, Statistics] = {
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     "mnist": ((0.1307,), (0.3081,)),
 }
@@ -69,17 +70,21 @@ class Augmentation:
             boxes = self._boxes(len(x), x.shape[-2], x.shape[-1], sizes)
             x = resized_crop(x, boxes, flipped)
             if masks.shape[1]:
-                masks = (resized_crop(masks.to(x.dtype), boxes, flipped) > 0.5).to(masks.dtype)
+                cropped = resized_crop(masks.to(x.dtype), boxes, flipped)
+                masks = (cropped > 0.5).to(masks.dtype)
         elif self.flip:
-            x, masks = (torch.where(_per_image(flipped, each), each.flip(-1), each) for each in (x, masks))
+            x = _mirrored(x, flipped)
+            masks = _mirrored(masks, flipped)
         return self._coloured(x), masks
 
     def _coloured(self, x: Tensor) -> Tensor:
         if x.shape[1] != 3:
             return x
         if self.jitter:
-            x = _on_some(x, torch.rand(len(x)) < self.jitter_share, self._jittered)
-        return _on_some(x, torch.rand(len(x)) < self.grey, lambda some: grey(some).expand_as(some))
+            is_jittered = torch.rand(len(x)) < self.jitter_share
+            x = _on_some(x, is_jittered, self._jittered)
+        is_grey = torch.rand(len(x)) < self.grey
+        return _on_some(x, is_grey, lambda some: grey(some).expand_as(some))
 
     def _boxes(
         self,
@@ -90,16 +95,21 @@ class Augmentation:
     ) -> Tensor:
         if self.crop:
             return draw_boxes(count, height, width, self.crop, sizes)
-        border, side = (1 - self.centre) / 2, self.centre
-        return torch.tensor([border * height, border * width, side * height, side * width]).expand(count, 4)
+        side = self.centre
+        border = (1 - side) / 2
+        box = [border * height, border * width, side * height, side * width]
+        return torch.tensor(box).expand(count, 4)
 
     def _jittered(self, x: Tensor) -> Tensor:
         assert self.jitter is not None
         strength = torch.tensor(self.jitter)[:, None]
-        factors = (torch.rand(4, len(x)) * 2 - 1) * strength + torch.tensor([[1.0], [1.0], [1.0], [0.0]])
+        neutral = torch.tensor([1.0, 1.0, 1.0, 0.0])[:, None]
+        draws = torch.rand(4, len(x)) * 2 - 1
+        factors = draws * strength + neutral
         for operation in torch.randperm(4).tolist():
             if self.jitter[operation]:
-                x = JITTER[operation](x, _per_image(factors[operation], x))
+                factor = _per_image(factors[operation], x)
+                x = JITTER[operation](x, factor)
         return x
 
 
@@ -123,17 +133,11 @@ def draw_boxes(
     then resized as their image was, so that they need not be whole.
     """
     rows, columns = _originals(count, height, width, sizes)
-    area = torch.empty(count, 10).uniform_(*scale) * (rows * columns)
-    ratio = torch.empty(count, 10).uniform_(-1, 1).mul_(torch.tensor(WIDEST).log()).exp()
-    widths, heights = (area * ratio).sqrt().round(), (area / ratio).sqrt().round()
-    fits = (widths > 0) & (widths <= columns) & (heights > 0) & (heights <= rows)
-    first = fits.float().argmax(1, keepdim=True)
-    fitting = fits.any(1, keepdim=True)
-    w = torch.where(fitting, widths.gather(1, first), torch.minimum(columns, (rows * WIDEST).round()))
-    h = torch.where(fitting, heights.gather(1, first), torch.minimum(rows, (columns * WIDEST).round()))
-    top, left = _corners(rows - h, columns - w, fitting)
+    h, w, is_drawn = _crop_sizes(rows, columns, scale)
+    top, left = _corners(rows - h, columns - w, is_drawn)
+    boxes = torch.cat([top, left, h, w], 1)
     down, across = height / rows, width / columns
-    return torch.cat([top, left, h, w], 1) * torch.cat([down, across, down, across], 1)
+    return boxes * torch.cat([down, across, down, across], 1)
 
 
 def _originals(
@@ -145,9 +149,28 @@ def _originals(
     """(rows, columns) [count, 1] of the originals, scaled so that their shorter side is that of the square."""
     if sizes is None:
         return torch.full((count, 1), float(height)), torch.full((count, 1), float(width))
-    grid = (sizes * (min(height, width) / sizes.amin(1, keepdim=True))).round()
-    rows, columns = grid.split(1, dim=1)
+    scale = min(height, width) / sizes.amin(1, keepdim=True)
+    rows, columns = (sizes * scale).round().split(1, dim=1)
     return rows, columns
+
+
+def _crop_sizes(rows: Tensor, columns: Tensor, scale: tuple[float, float]) -> tuple[Tensor, Tensor, Tensor]:
+    """(heights, widths, whether one of ten draws fits), all [count, 1], of crops of originals with these sides."""
+    draws = (len(rows), 10)
+    area = torch.empty(draws).uniform_(*scale) * (rows * columns)
+    ratio = torch.empty(draws).uniform_(-1, 1).mul_(torch.tensor(WIDEST).log()).exp()
+    widths = (area * ratio).sqrt().round()
+    heights = (area / ratio).sqrt().round()
+    fits_across = (widths > 0) & (widths <= columns)
+    fits_down = (heights > 0) & (heights <= rows)
+    fits = fits_across & fits_down
+    first = fits.float().argmax(1, keepdim=True)
+    is_drawn = fits.any(1, keepdim=True)
+    widest = torch.minimum(columns, (rows * WIDEST).round())
+    highest = torch.minimum(rows, (columns * WIDEST).round())
+    w = torch.where(is_drawn, widths.gather(1, first), widest)
+    h = torch.where(is_drawn, heights.gather(1, first), highest)
+    return h, w, is_drawn
 
 
 def _corners(free_rows: Tensor, free_columns: Tensor, fitting: Tensor) -> tuple[Tensor, Tensor]:
@@ -161,6 +184,11 @@ def _corners(free_rows: Tensor, free_columns: Tensor, fitting: Tensor) -> tuple[
 def _per_image(values: Tensor, x: Tensor) -> Tensor:
     """Values [B] as [B,1,1,1] on x's device."""
     return values.to(x.device, non_blocking=True)[:, None, None, None]
+
+
+def _mirrored(images: Tensor, flipped: Tensor) -> Tensor:
+    """The images, or masks, mirrored where `flipped` [B] says so."""
+    return torch.where(_per_image(flipped, images), images.flip(-1), images)
 
 
 def _on_some(x: Tensor, chosen: Tensor, operation: Callable[[Tensor], Tensor]) -> Tensor:
@@ -250,9 +278,12 @@ class Scaler:
         if self.scale is None:
             raise RuntimeError("the scale of the features is not known before the handshake has ended")
         if device not in self._tensors:
+            mean, std = self.scale.arrays(self.shape)
             with torch.inference_mode(False):
-                mean, std = (torch.from_numpy(array).to(device) for array in self.scale.arrays(self.shape))
-                self._tensors[device] = mean, std
+                self._tensors[device] = (
+                    torch.from_numpy(mean).to(device),
+                    torch.from_numpy(std).to(device),
+                )
         return self._tensors[device]
 
 
@@ -304,7 +335,7 @@ def _gives_images(found: object) -> bool:
 def make_transforms(
     data: DataSettings,
     channels: int,
-    weights: tuple[tuple[float, ...], tuple[float, ...]] | None = None,
+    weights: Statistics | None = None,
     read: Callable[[Tensor], Tensor] = to_float,
 ) -> Transforms:
     """Transforms of `data.augment` and `data.normalize` for images with `channels` channels, read from uint8.
@@ -312,13 +343,17 @@ def make_transforms(
     `weights` are mean and std with which the backbone's weights were trained, for data.normalize = "weights".
     Raises UserError for statistics of another number of channels (ImageNet 3, MNIST 1), or where there are none.
     """
-    if data.normalize == "weights" and weights is None:
+    if data.normalize != "weights":
+        mean, std = STATISTICS.get(data.normalize, ((), ()))
+    elif weights is not None:
+        mean, std = weights
+    else:
         raise UserError("data.normalize = 'weights': the backbone has no weights with statistics; use 'none'")
-    statistics = STATISTICS.get(data.normalize, ((), ()))
-    mean, std = weights if weights is not None and data.normalize == "weights" else statistics
     if mean and len(mean) != channels:
+        kind = "colour" if len(mean) == 3 else "grey"
         raise UserError(
-            f"data.normalize = {data.normalize!r} needs {'colour' if len(mean) == 3 else 'grey'} images, but "
-            f"{data.dataset} has {channels} channel(s); use data.normalize = 'none'"
+            f"data.normalize = {data.normalize!r} needs {kind} images, but {data.dataset} has {channels} channel(s); "
+            "use data.normalize = 'none'"
         )
-    return Transforms(find_augmentation(data.augment), Normalization(mean, std), read)
+    augment = find_augmentation(data.augment)
+    return Transforms(augment, Normalization(mean, std), read)
