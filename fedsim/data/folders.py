@@ -19,7 +19,7 @@ from fedsim.settings import DataSettings, data_root
 LONGEST_ENDING = 4  # of the first part of an ending with two points
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif"})
 LISTED_SUFFIXES = ", ".join(sorted(IMAGE_SUFFIXES))
-HIDDEN = (".", "__", "@")  # what the names of folders begin with that programs keep for themselves
+OF_PROGRAMS = (".", "__", "@")  # what the names of folders begin with that programs keep for themselves
 SIDE_FILES = frozenset({
     ".txt", ".csv", ".tsv", ".json", ".xml", ".yaml", ".yml", ".toml", ".md", ".html", ".pdf", ".db", ".ini", ".log",
     ".mat", ".npy", ".npz", ".pkl", ".zip", ".tar", ".gz", ".sha256", ".md5",
@@ -253,7 +253,7 @@ def walk(folder: Path) -> Iterator[tuple[str, list[str]]]:
             folders.clear()
             continue
         seen.add(identity)
-        folders[:] = sorted(name for name in folders if not name.startswith(HIDDEN))
+        folders[:] = sorted(name for name in folders if not name.startswith(OF_PROGRAMS))
         yield parent, names
 
 
