@@ -56,7 +56,11 @@ class Augmentation:
         return self == NOTHING
 
     def __call__(self, x: Tensor, sizes: Tensor | None = None) -> Tensor:
-        return x if self.does_nothing else self.with_masks(x, x[:, :0], sizes)[0]
+        if self.does_nothing:
+            return x
+        without_masks = x[:, :0]
+        augmented, _ = self.with_masks(x, without_masks, sizes)
+        return augmented
 
     def with_masks(self, x: Tensor, masks: Tensor, sizes: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Images and their masks [B,Q,H,W] of 0 and 1: both get the same geometry, and the images alone get colours.
@@ -67,7 +71,8 @@ class Augmentation:
             return x, masks
         flipped = torch.rand(len(x)) < self.flip
         if self.crop or self.centre < 1:
-            boxes = self._boxes(len(x), x.shape[-2], x.shape[-1], sizes)
+            height, width = x.shape[-2:]
+            boxes = self._boxes(len(x), height, width, sizes)
             x = resized_crop(x, boxes, flipped)
             if masks.shape[1]:
                 cropped = resized_crop(masks.to(x.dtype), boxes, flipped)
@@ -148,7 +153,9 @@ def _originals(
 ) -> tuple[Tensor, Tensor]:
     """(rows, columns) [count, 1] of the originals, scaled so that their shorter side is that of the square."""
     if sizes is None:
-        return torch.full((count, 1), float(height)), torch.full((count, 1), float(width))
+        rows = torch.full((count, 1), float(height))
+        columns = torch.full((count, 1), float(width))
+        return rows, columns
     scale = min(height, width) / sizes.amin(1, keepdim=True)
     rows, columns = (sizes * scale).round().split(1, dim=1)
     return rows, columns
@@ -158,7 +165,8 @@ def _crop_sizes(rows: Tensor, columns: Tensor, scale: tuple[float, float]) -> tu
     """(heights, widths, whether one of ten draws fits), all [count, 1], of crops of originals with these sides."""
     draws = (len(rows), 10)
     area = torch.empty(draws).uniform_(*scale) * (rows * columns)
-    ratio = torch.empty(draws).uniform_(-1, 1).mul_(torch.tensor(WIDEST).log()).exp()
+    widest = torch.tensor(WIDEST).log()
+    ratio = torch.empty(draws).uniform_(-1, 1).mul_(widest).exp()
     widths = (area * ratio).sqrt().round()
     heights = (area / ratio).sqrt().round()
     fits_across = (widths > 0) & (widths <= columns)
@@ -166,10 +174,10 @@ def _crop_sizes(rows: Tensor, columns: Tensor, scale: tuple[float, float]) -> tu
     fits = fits_across & fits_down
     first = fits.float().argmax(1, keepdim=True)
     is_drawn = fits.any(1, keepdim=True)
-    widest = torch.minimum(columns, (rows * WIDEST).round())
-    highest = torch.minimum(rows, (columns * WIDEST).round())
-    w = torch.where(is_drawn, widths.gather(1, first), widest)
-    h = torch.where(is_drawn, heights.gather(1, first), highest)
+    middle_width = torch.minimum(columns, (rows * WIDEST).round())
+    middle_height = torch.minimum(rows, (columns * WIDEST).round())
+    w = torch.where(is_drawn, widths.gather(1, first), middle_width)
+    h = torch.where(is_drawn, heights.gather(1, first), middle_height)
     return h, w, is_drawn
 
 
@@ -177,7 +185,8 @@ def _corners(free_rows: Tensor, free_columns: Tensor, fitting: Tensor) -> tuple[
     """(top, left) [count, 1] of boxes: drawn where a box fits, else in the middle. The free ones are next to a box."""
     corner = torch.rand(2, len(fitting))[:, :, None]
     free = torch.stack([free_rows, free_columns])
-    top, left = torch.where(fitting, (corner * (free + 1)).floor(), free // 2)
+    drawn = (corner * (free + 1)).floor()
+    top, left = torch.where(fitting, drawn, free // 2)
     return top, left
 
 
@@ -199,7 +208,8 @@ def _on_some(x: Tensor, chosen: Tensor, operation: Callable[[Tensor], Tensor]) -
     if len(indices) == len(x):
         return operation(x)
     indices = indices.to(x.device, non_blocking=True)
-    return x.index_copy(0, indices, operation(x.index_select(0, indices)))
+    changed = operation(x.index_select(0, indices))
+    return x.index_copy(0, indices, changed)
 
 
 NOTHING = Augmentation()
@@ -240,8 +250,8 @@ def _statistics(
     """Mean and std [1,C,1,1], kept on each device; normal tensors also when an evaluation is the first to ask, because
     autograd refuses those of its inference mode and some methods differentiate through the normalization (L2D)."""
     with torch.inference_mode(False):
-        both = torch.tensor([mean, std], dtype=dtype)[:, None, :, None, None].to(device)
-        return both[0], both[1]
+        both = torch.tensor([mean, std], dtype=dtype).to(device)
+        return both[0, None, :, None, None], both[1, None, :, None, None]
 
 
 def to_float(images: Tensor) -> Tensor:
@@ -329,7 +339,10 @@ def find_augmentation(name: str) -> Callable[[Tensor], Tensor]:
 def _gives_images(found: object) -> bool:
     """Whether a function, or the calls of an object or of a class's instances, are declared to return a tensor."""
     kind = found if isinstance(found, type) else type(found)
-    return issubclass(kind, nn.Module) or makes(found if kind is FunctionType else kind.__call__, Tensor)
+    if issubclass(kind, nn.Module):
+        return True
+    function = found if kind is FunctionType else kind.__call__
+    return makes(function, Tensor)
 
 
 def make_transforms(

@@ -55,12 +55,17 @@ def domain_of(client: str) -> str:
 
 def clients_of(domain: str, count: int) -> list[str]:
     """Names of a domain's clients: that of the domain for one, else "photo/0", "photo/1", ..."""
-    return [domain] if count == 1 else [f"{domain}/{index}" for index in range(count)]
+    if count == 1:
+        return [domain]
+    return [f"{domain}/{index}" for index in range(count)]
 
 
 def unless_square(sizes: np.ndarray | None) -> np.ndarray | None:
     """Heights and widths, or None when all images are square."""
-    return None if sizes is None or (sizes[:, 0] == sizes[:, 1]).all() else sizes
+    if sizes is None:
+        return None
+    is_square = sizes[:, 0] == sizes[:, 1]
+    return None if is_square.all() else sizes
 
 
 def entries_at(values: np.ndarray | None, indices: np.ndarray) -> np.ndarray | None:
@@ -77,7 +82,8 @@ def joined(
     """The images of several domains one after the other, of a part for each, with what the `clients` own of them."""
     domains = tuple(part.domains[0] for part in parts)
     counts = [len(part.labels) for part in parts]
-    start_of = dict(zip(domains, np.cumsum([0, *counts[:-1]])))
+    ends = np.cumsum(counts)
+    start_of = dict(zip(domains, ends - counts))
     starts = [start_of[each.domains[0]] for each in clients]
     masks = [part.masks for part in parts if part.masks is not None]
     return ClientData(

@@ -54,7 +54,8 @@ def _drawn(image_size: int, split_seed: int, apart: bool) -> tuple[np.ndarray, n
     small = resize(images[chosen], side).astype(np.float32) / 255
     ink = np.zeros((len(chosen), 1, image_size, image_size), np.float32)
     rng = np.random.RandomState(seed_hash(split_seed, "digit-masks", "places", int(apart)))
-    corners = rng.randint(0, image_size - side + 1, (len(chosen), 2))
+    free = image_size - side
+    corners = rng.randint(0, free + 1, (len(chosen), 2))
     for picture, digit, (top, left) in zip(ink, small, corners):
         rows = slice(top, top + side)
         columns = slice(left, left + side)
@@ -62,18 +63,27 @@ def _drawn(image_size: int, split_seed: int, apart: bool) -> tuple[np.ndarray, n
     return ink, labels[chosen]
 
 
+def _of_each(
+    count: int,
+    rng: np.random.RandomState,
+    low: float,
+    high: float,
+) -> np.ndarray:
+    """A number between these two for each of `count` images, [N,1,1,1]."""
+    return rng.uniform(low, high, (count, 1, 1, 1))
+
+
 def _places(rng: np.random.RandomState, count: int, size: int) -> np.ndarray:
     """The place [N,1,s,s] of each pixel along a random direction of each image."""
     rows, columns = np.mgrid[:size, :size] / size
-    angle = rng.uniform(0, 2 * np.pi, (count, 1, 1, 1))
+    angle = _of_each(count, rng, 0, 2 * np.pi)
     return np.cos(angle) * rows + np.sin(angle) * columns
 
 
 def _textured(ink: np.ndarray, along: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
     """Bright ink on stripes of a random period."""
-    each = (len(ink), 1, 1, 1)
-    waves = rng.uniform(3, 6, each)
-    phase = rng.uniform(0, 2 * np.pi, each)
+    waves = _of_each(len(ink), rng, 3, 6)
+    phase = _of_each(len(ink), rng, 0, 2 * np.pi)
     stripes = np.sin(2 * np.pi * waves * along + phase)
     ground = 0.2 + 0.15 * stripes
     return ground + (0.95 - ground) * ink
@@ -82,19 +92,20 @@ def _textured(ink: np.ndarray, along: np.ndarray, rng: np.random.RandomState) ->
 def _shaded(ink: np.ndarray, along: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
     """Bright ink under light that falls off to one side."""
     light = along - along.min(axis=(2, 3), keepdims=True)
-    light = 0.35 + 0.65 * light / light.max(axis=(2, 3), keepdims=True)
+    brightest = light.max(axis=(2, 3), keepdims=True)
+    light = 0.35 + 0.65 * light / brightest
     return (0.25 + 0.7 * ink) * light
 
 
 def _inverted(ink: np.ndarray, along: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
     """Dark ink on a bright ground."""
-    ground = rng.uniform(0.75, 0.95, (len(ink), 1, 1, 1))
+    ground = _of_each(len(ink), rng, 0.75, 0.95)
     return ground * (1 - 0.85 * ink)
 
 
 def _noise(ink: np.ndarray, along: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
     """Bright ink on a grey ground, with strong pixel noise."""
-    ground = rng.uniform(0.15, 0.4, (len(ink), 1, 1, 1))
+    ground = _of_each(len(ink), rng, 0.15, 0.4)
     noise = rng.normal(0, 0.15, ink.shape)
     return ground + (0.9 - ground) * ink + noise
 

@@ -131,10 +131,11 @@ def other_files(listings: Mapping[str, Listing]) -> list[Finding]:
     """
     findings = []
     for domain, listing in listings.items():
-        several = {suffix: count for suffix, count in _other_suffixes(listing).items() if count > 1}
+        suffixes = _other_suffixes(listing)
+        several = {suffix: count for suffix, count in suffixes.items() if count > 1}
         if not several:
             continue
-        kinds = ", ".join(f"{count:,} {suffix}" for suffix, count in sorted(several.items()))
+        kinds = _counted(sorted(several.items()))
         where = f"the class folders of {domain} next to its {len(listing.files):,} images"
         text = f"{kinds} files lie in {where} and are not read"
         remedy = "if they are images, write them as PNG"
@@ -175,8 +176,13 @@ def _side_text(folder: Path, name: str) -> str:
         suffixes.update(suffix for _, suffix in map(_parted, files))
     if not suffixes:
         return ""
-    kinds = ", ".join(f"{count:,} {suffix}" for suffix, count in suffixes.most_common(3))
+    kinds = _counted(suffixes.most_common(3))
     return f", whose {kinds} files are no images ({LISTED_SUFFIXES})"
+
+
+def _counted(suffixes: Sequence[tuple[str, int]]) -> str:
+    """`3 .txt, 2 .csv`"""
+    return ", ".join(f"{count:,} {suffix}" for suffix, count in suffixes)
 
 
 def _parted(name: str) -> tuple[str, str]:

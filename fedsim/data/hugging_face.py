@@ -78,7 +78,8 @@ class HuggingFaceReader(Reader):
         """Class indices of a domain's images."""
         index = {name: position for position, name in enumerate(self.found.classes)}
         texts = _texts(self.data, "label")
-        return np.array([index[texts[row]] for row in self._of(domain)], np.int64)
+        labels = [index[texts[row]] for row in self._of(domain)]
+        return np.array(labels, np.int64)
 
     def images(self, domain: str, apart: bool = False) -> Images:
         """Images, decoded on first use, and labels."""
@@ -96,7 +97,8 @@ class HuggingFaceReader(Reader):
         size = self.data.image_size
         name = self._hash_of("4", domain, str(size))
         shape = (len(self._of(domain)), 3, size, size)
-        return _decoded(self._cached(f"{name}.npy"), shape, lambda: self._cells(domain))
+        file = self._cached(f"{name}.npy")
+        return _decoded(file, shape, lambda: self._cells(domain))
 
     def _hash_of(self, kind: str, domain: str, *more: str) -> str:
         """The name of a file of the cache with something of this kind that is made of a domain's images."""
@@ -146,9 +148,10 @@ class HuggingFaceReader(Reader):
             return super().groups(domain)
         columns = _rows(self.data).column_names
         if column not in columns:
+            hint = nearest(column, columns)
+            present = ", ".join(columns)
             raise UserError(
-                f"{_where(self.data)} has no column {column!r} (data.columns.group); "
-                f"{nearest(column, columns)}it has: {', '.join(columns)}"
+                f"{_where(self.data)} has no column {column!r} (data.columns.group); {hint}it has: {present}"
             )
         texts = _text_column(_source(self.data), column)
         return numbers_of_groups(texts[row] for row in self._of(domain))
@@ -174,8 +177,8 @@ class HuggingFaceReader(Reader):
                 f"{_where(self.data)} is one Dataset without splits, which data.split = 'lists' and "
                 "data.test_split = 'list' read; save a DatasetDict"
             )
-        parts = np.array([PARTS.get(name.lower(), "") for name in splits], dtype=object)
-        of_rows = np.repeat(parts, list(splits.values()))
+        parts = [PARTS.get(name.lower(), "") for name in splits]
+        of_rows = np.repeat(np.array(parts, dtype=object), list(splits.values()))
         return of_rows[self._of(domain)]
 
     def _named_files(self, domain: str) -> list[Path]:
@@ -191,12 +194,11 @@ class HuggingFaceReader(Reader):
     def digests(self, domain: str) -> np.ndarray:
         """Digests of the images' bytes. They are read once; the cache keeps them."""
 
-        def read() -> bytes:
-            return b"".join(digest(content or read_bytes(file)) for file, content in self._cells(domain))
+        def read() -> list[bytes]:
+            return [digest(content or read_bytes(file)) for file, content in self._cells(domain)]
 
         name = self._hash_of("images", domain)
-        size = DIGEST_BYTES * len(self._of(domain))
-        joined = _content(self._cached(f"{name}.digests"), size, read)
+        joined = self._cached_digests(name, len(self._of(domain)), read)
         return np.frombuffer(joined, np.uint8).reshape(-1, DIGEST_BYTES)
 
     def nameless(self, domain: str) -> str:
@@ -210,15 +212,20 @@ class HuggingFaceReader(Reader):
         They are in the cache, because a site may start a new process for every message.
         """
 
-        def read() -> bytes:
-            return b"".join(digest(read_bytes(file)) for file in files)
+        def read() -> list[bytes]:
+            return [digest(read_bytes(file)) for file in files]
 
         facts = []
         for file in files:
             fact = f"{file.absolute()}\0{_version(file)}"
             facts.append(fact.encode(errors="surrogateescape"))
         name = content_hash(b"files", *facts)
-        return _content(self._cached(f"{name}.digests"), DIGEST_BYTES * len(files), read)
+        return self._cached_digests(name, len(files), read)
+
+    def _cached_digests(self, name: str, count: int, read: Callable[[], list[bytes]]) -> bytes:
+        """`count` digests one after the other, from the cache where they are there, else read once."""
+        file = self._cached(f"{name}.digests")
+        return _content(file, DIGEST_BYTES * count, lambda: b"".join(read()))
 
     def _cached(self, name: str) -> Path:
         """A file of the cache."""
@@ -291,9 +298,10 @@ def _open(source: Source) -> Opened:
     for name, theirs in zip(COLUMNS, source.columns):
         is_partition = name == "domain" and opened.domains
         if theirs not in columns and not is_partition:
+            hint = nearest(theirs, columns)
+            present = ", ".join(columns)
             raise UserError(
-                f"{where} has no column {theirs!r}; {nearest(theirs, columns)}it has: {', '.join(columns)}; "
-                f"name it with data.columns.{name}"
+                f"{where} has no column {theirs!r}; {hint}it has: {present}; name it with data.columns.{name}"
             )
     return opened
 

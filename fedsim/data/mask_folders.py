@@ -26,11 +26,12 @@ from fedsim.data.folders import Listing, images_of
 from fedsim.data.image_tree import ImageTree
 from fedsim.data.lists import text_of
 from fedsim.data.names import composed, names_in, read_from, refuse_alike, same, subfolders
-from fedsim.data.pixels import read_bytes, refusals, unreadable
+from fedsim.data.pixels import Size, read_bytes, refusals, unreadable
 from fedsim.data.reader import content_hash
 from fedsim.data.row import Benchmark
 from fedsim.settings import DataSettings, cache_root, data_root
 
+Pairs = list[tuple[str, str]]  # the paths of an image and of its mask, seen from the folder of the domain
 TABLE = "samples.csv"
 LOSSY = {"JPEG", "MPO"}  # Pillow's names of formats that do not keep values
 SHOWN_VALUES = 12
@@ -149,7 +150,7 @@ class MaskFolders(ImageTree):
             raise UserError(f"domain {domain!r} has no folder in {root} (found: {present})")
         return root / name
 
-    def _pairs(self, domain: str) -> list[tuple[str, str]]:
+    def _pairs(self, domain: str) -> Pairs:
         folder = self._folder(domain)
         table = folder / TABLE
         pairs = self._of_table(table) if table.is_file() else _of_folders(folder)
@@ -157,7 +158,7 @@ class MaskFolders(ImageTree):
             raise UserError(f"{folder}: no images; expected image/NAME and mask/NAME, or {TABLE}")
         return pairs
 
-    def _of_table(self, file: Path) -> list[tuple[str, str]]:
+    def _of_table(self, file: Path) -> Pairs:
         """The pairs of a table, none of which may lie in the folder of another domain."""
         pairs = _of_table(file)
         folder = Path(os.path.normpath(file.parent.absolute()))
@@ -222,7 +223,7 @@ def _values_in(listing: Listing) -> list[int]:
     return sorted(present)
 
 
-def _of_folders(folder: Path) -> list[tuple[str, str]]:
+def _of_folders(folder: Path) -> Pairs:
     """(image, mask) of equal names without their endings, sorted; UserError for one without the other."""
     images = _by_name(folder, "image")
     masks = _by_name(folder, "mask")
@@ -247,7 +248,7 @@ def _by_name(folder: Path, part: str) -> dict[str, str]:
     return files
 
 
-def _of_table(file: Path) -> list[tuple[str, str]]:
+def _of_table(file: Path) -> Pairs:
     """(image, mask) of a table's rows, sorted; paths are seen from its folder."""
     lines = io.StringIO(text_of(file), newline="")
     try:
@@ -258,7 +259,8 @@ def _of_table(file: Path) -> list[tuple[str, str]]:
     missing = sorted({"image", "mask"} - columns)
     if missing:
         raise UserError(f"{file}: no column {missing[0]!r}, or no rows; it needs the columns image and mask")
-    pairs = sorted((row["image"] or "", row["mask"] or "") for row in rows)
+    pairs = [(row["image"] or "", row["mask"] or "") for row in rows]
+    pairs.sort()
     seen = set()
     for image, mask in pairs:
         if not image or not mask:
@@ -275,7 +277,7 @@ def decode_mask(
     side: int,
     content: bytes,
     structures: dict[str, list[int]],
-) -> tuple[np.ndarray, tuple[int, int], dict[int, int]]:
+) -> tuple[np.ndarray, Size, dict[int, int]]:
     """One mask file as planes uint8 [Q,s,s] of 0 and 1, its height and width, and its pixels by value.
 
     A plane marks the pixels whose value a structure names, resized to the nearest.
@@ -323,7 +325,10 @@ def value_tally(counted: Iterable[Mapping[int, int]]) -> dict[str, list[int]]:
     for counts in counted:
         masks.update(counts.keys())
         pixels.update(counts)
-    return {str(value): [masks[value], count] for value, count in pixels.most_common(MOST_VALUES)}
+    tally = {}
+    for value, count in pixels.most_common(MOST_VALUES):
+        tally[str(value)] = [masks[value], count]
+    return tally
 
 
 def mask_findings(tallies: Mapping[str, Tally], structures: Mapping[str, Sequence[int]]) -> list[Finding]:
@@ -370,9 +375,10 @@ def _finding(
     masks = max(count for count, _ in others.values())
     pixels = sum(count for _, count in others.values())
     shown = joined_names([str(value) for value in sorted(others)], LISTED_VALUES)
+    where = f"the masks of {domain} (of up to {masks:,} masks)"
     text = (
-        f"{pixels:,} pixels of the masks of {domain} (of up to {masks:,} masks) have the values {shown}, which no "
-        f"structure names, and count as background, as {background} does"
+        f"{pixels:,} pixels of {where} have the values {shown}, which no structure names, and count as background, as "
+        f"{background} does"
     )
     if len(others) > INTERPOLATED:
         remedy = "so many values come from resizing: resize the masks to the nearest pixel, without interpolation"

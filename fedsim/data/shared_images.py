@@ -67,9 +67,9 @@ class SharedImages:
             return ""
         copies = [f"{domain} ({count:,})" for domain, count in self.sources.items()]
         where = ", ".join(copies)
+        images = f"{_some_of(self.shared, self.images)} {self.unit} of {self.target}"
         percent = 100 * self.shared / self.images
-        share = f"{self.shared:,} of the {self.images:,} {self.unit} of {self.target} ({percent:.1f} %)"
-        return f"{share} are also in {where}, {_exactly(self.unit)}"
+        return f"{images} ({percent:.1f} %) are also in {where}, {_exactly(self.unit)}"
 
     def refuse(self) -> None:
         """UserError when the share is above MOST_SHARED."""
@@ -87,14 +87,19 @@ def copy_texts(record: Mapping[str, Any]) -> list[str]:
     exactly = _exactly(unit)
     texts = []
     for domain, (copies, images) in record.get("classes", {}).items():
-        texts.append(f"{copies:,} of the {images:,} {unit} of {domain} are also in another class, {exactly}")
+        some = _some_of(copies, images)
+        texts.append(f"{some} {unit} of {domain} are also in another class, {exactly}")
     for domains, (copies, images) in record.get("between", {}).items():
         share = f"{copies / images:.1%} of the smaller domain"
         texts.append(f"{domains} share {copies:,} {unit}, {share}, {exactly}")
     for domain, (copies, images) in record.get("validation", {}).items():
-        where = f"validation images of {domain}"
-        texts.append(f"{copies:,} of the {images:,} {where} look like a training image of their class")
+        some = _some_of(copies, images)
+        texts.append(f"{some} validation images of {domain} look like a training image of their class")
     return texts
+
+
+def _some_of(copies: int, images: int) -> str:
+    return f"{copies:,} of the {images:,}"
 
 
 def _exactly(unit: str) -> str:
@@ -130,9 +135,9 @@ def shared_images(data: DataSettings, target: str, bench: Benchmark | None = Non
         images=len(tested),
         shared=shared,
         sources=copies,
-        classes=_some(in_two_classes),
+        classes=_with_copies(in_two_classes),
         between=_between(present),
-        validation=_some(alike),
+        validation=_with_copies(alike),
         unit=bench.unit,
     )
 
@@ -143,7 +148,7 @@ def _files_of(read: Reader, domain: str) -> list[bytes]:
     return [] if digests is None else [row.tobytes() for row in digests]
 
 
-def _some(pairs: Pairs) -> Pairs:
+def _with_copies(pairs: Pairs) -> Pairs:
     """The pairs (copies, all) of the domains that have any copy."""
     return {domain: pair for domain, pair in pairs.items() if pair[0]}
 

@@ -121,12 +121,15 @@ def dirichlet_deal(
     order [n] are indices, labels [n] their classes 0..classes-1. The same seed gives the same shares for all images.
     With sizes [n] the indices are those of groups of so many images; see `cut_by_shares`.
     """
-    shares = np.random.RandomState(seed).dirichlet(np.full(clients, alpha), size=classes)
-    sizes = np.ones(len(order), np.int64) if sizes is None else sizes
+    rng = np.random.RandomState(seed)
+    shares = rng.dirichlet(np.full(clients, alpha), size=classes)
+    if sizes is None:
+        sizes = np.ones(len(order), np.int64)
     parts = []
     for label in range(classes):
         is_member = labels == label
-        parts.append(cut_by_shares(order[is_member], shares[label], sizes[is_member]))
+        pieces = cut_by_shares(order[is_member], shares[label], sizes[is_member])
+        parts.append(pieces)
     return [np.concatenate(pieces) for pieces in zip(*parts)]
 
 
@@ -147,8 +150,8 @@ def dirichlet_partition(
     classes, sizes = np.unique(labels, return_counts=True)
     for _ in range(REDRAWS):
         shares = rng.dirichlet(np.full(clients, alpha), size=len(classes))
-        ends = np.cumsum(shares, axis=1)[:, :-1] * sizes[:, None]
-        cuts = np.round(ends).astype(np.int64)
+        ends = np.cumsum(shares, axis=1) * sizes[:, None]
+        cuts = np.round(ends[:, :-1]).astype(np.int64)
         counts = np.diff(cuts, axis=1, prepend=0, append=sizes[:, None])  # images of each class and client
         if counts.sum(axis=0).min() < MIN_IMAGES:
             continue

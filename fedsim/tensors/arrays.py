@@ -266,7 +266,8 @@ def load_arrays(
     _check_names(state, arrays, expected)
     for name, array in arrays.items():
         _check_tensor(name, array, state[name])
-    if not all(state[name].is_cpu for name in arrays):
+    is_on_cpu = all(state[name].is_cpu for name in arrays)
+    if not is_on_cpu:
         tensors = {name: _as_tensor(array) for name, array in arrays.items()}
         fill(state, tensors)
         return
