@@ -164,7 +164,8 @@ def _originals(
 def _crop_sizes(rows: Tensor, columns: Tensor, scale: tuple[float, float]) -> tuple[Tensor, Tensor, Tensor]:
     """(heights, widths, whether one of ten draws fits), all [count, 1], of crops of originals with these sides."""
     draws = (len(rows), 10)
-    area = torch.empty(draws).uniform_(*scale) * (rows * columns)
+    shares = torch.empty(draws).uniform_(*scale)
+    area = shares * (rows * columns)
     widest = torch.tensor(WIDEST).log()
     ratio = torch.empty(draws).uniform_(-1, 1).mul_(widest).exp()
     widths = (area * ratio).sqrt().round()
@@ -251,7 +252,8 @@ def _statistics(
     autograd refuses those of its inference mode and some methods differentiate through the normalization (L2D)."""
     with torch.inference_mode(False):
         both = torch.tensor([mean, std], dtype=dtype).to(device)
-        return both[0, None, :, None, None], both[1, None, :, None, None]
+        of_mean, of_std = both[:, None, :, None, None]
+        return of_mean, of_std
 
 
 def to_float(images: Tensor) -> Tensor:

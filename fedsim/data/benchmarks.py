@@ -21,6 +21,7 @@ from fedsim.data.row import Benchmark
 from fedsim.settings import DataSettings, data_root
 from fedsim.settings.plugins import instance, load, lookup
 
+ClassFolders = Mapping[str, list[str]]  # the sorted classes of each domain
 AVERAGE = "average"  # the column of tables
 # What no domain can be called, and why.
 RESERVED = {AVERAGE: "the name of the column of averages", "all": "which stands for every domain in --targets"}
@@ -81,7 +82,8 @@ def with_task(bench: Benchmark, data: DataSettings) -> Benchmark:
     has_classes = TASKS[bench.task].has_classes
     if task != bench.task and not has_classes:
         raise UserError(f"data.task = {task!r}: {bench.title} is a data set for {bench.task}; leave data.task out")
-    if task == BINARY.name and bench.classes and len(bench.classes) != 2:
+    has_two_classes = len(bench.classes) == 2
+    if task == BINARY.name and bench.classes and not has_two_classes:
         title = data.root if bench.name == "arrays" else bench.title
         classes = ", ".join(bench.classes)
         raise UserError(
@@ -159,7 +161,7 @@ def _refuse_missing_domains(root: Path, asked: Sequence[str], on_disk: Sequence[
     refuse_alike(groups, "domains", root)
 
 
-def _common_classes(root: Path, classes_of: Mapping[str, list[str]], named: list[str]) -> list[str]:
+def _common_classes(root: Path, classes_of: ClassFolders, named: list[str]) -> list[str]:
     """The classes of all domains: those that the settings name, or those of each domain, which must then be equal."""
     first = next(iter(classes_of))
     if named:
@@ -184,7 +186,7 @@ def _common_classes(root: Path, classes_of: Mapping[str, list[str]], named: list
     return classes
 
 
-def _refuse_unknown_classes(root: Path, classes_of: Mapping[str, list[str]], named: list[str]) -> None:
+def _refuse_unknown_classes(root: Path, classes_of: ClassFolders, named: list[str]) -> None:
     """UserError for a domain with a class folder that the settings do not name."""
     for name, of_domain in classes_of.items():
         unknown = sorted(set(of_domain) - set(named))
@@ -193,7 +195,7 @@ def _refuse_unknown_classes(root: Path, classes_of: Mapping[str, list[str]], nam
             raise UserError(f"{root / name}: the class folders are not data.classes ({shown})")
 
 
-def _refuse_different_classes(root: Path, classes_of: Mapping[str, list[str]]) -> None:
+def _refuse_different_classes(root: Path, classes_of: ClassFolders) -> None:
     """UserError for a domain with other class folders than the first one."""
     first = next(iter(classes_of))
     classes = classes_of[first]
@@ -207,7 +209,7 @@ def _refuse_different_classes(root: Path, classes_of: Mapping[str, list[str]]) -
             )
 
 
-def _refuse_plain(root: Path, classes_of: Mapping[str, list[str]]) -> None:
+def _refuse_plain(root: Path, classes_of: ClassFolders) -> None:
     """Raises UserError where no folder of the root has folders, so that it holds classes of images and no domains."""
     if len(classes_of) > 1 and not any(classes_of.values()):
         names = joined_names(sorted(classes_of))

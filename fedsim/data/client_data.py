@@ -85,6 +85,7 @@ def joined(
     ends = np.cumsum(counts)
     start_of = dict(zip(domains, ends - counts))
     starts = [start_of[each.domains[0]] for each in clients]
+    numbers = np.arange(len(parts), dtype=np.int64)
     masks = [part.masks for part in parts if part.masks is not None]
     return ClientData(
         client,
@@ -94,7 +95,7 @@ def joined(
         validation=_joined_indices([each.validation for each in clients], starts),
         classes=parts[0].classes,
         domains=domains,
-        domain_index=np.repeat(np.arange(len(parts), dtype=np.int64), counts),
+        domain_index=np.repeat(numbers, counts),
         sizes=_joined_sizes(parts),
         masks=np.concatenate(masks) if masks else None,
         held=held,

@@ -3,6 +3,7 @@
 from functools import lru_cache
 
 import numpy as np
+from numpy.random import RandomState
 
 from fedsim.data.digits import Digits, _all_digits, resize, some_of_each
 from fedsim.data.reader import Images
@@ -34,12 +35,12 @@ class DigitMasks(Digits):
         core = ink >= CORE
         return np.concatenate([figure, core], axis=1).astype(np.uint8)
 
-    def _ink(self, apart: bool) -> tuple[np.ndarray, np.ndarray]:
+    def _ink(self, apart: bool) -> Images:
         return _drawn(self.data.image_size, self.data.seed_of_splits, apart)
 
 
 @lru_cache(maxsize=4)
-def _drawn(image_size: int, split_seed: int, apart: bool) -> tuple[np.ndarray, np.ndarray]:
+def _drawn(image_size: int, split_seed: int, apart: bool) -> Images:
     """Ink in [0, 1], float32 [N,1,s,s], and digits int64 [N]: those that all client domains share, or that none has.
 
     The digit fills three quarters of the picture, at a random position that is the same in every domain.
@@ -51,11 +52,13 @@ def _drawn(image_size: int, split_seed: int, apart: bool) -> tuple[np.ndarray, n
         order = shuffled(len(labels), seed)
         chosen = np.setdiff1d(order, chosen, assume_unique=True)[:TESTED]
     side = 3 * image_size // 4
-    small = resize(images[chosen], side).astype(np.float32) / 255
-    ink = np.zeros((len(chosen), 1, image_size, image_size), np.float32)
-    rng = np.random.RandomState(seed_hash(split_seed, "digit-masks", "places", int(apart)))
+    scaled = resize(images[chosen], side)
+    small = scaled.astype(np.float32) / 255
+    count = len(chosen)
+    ink = np.zeros((count, 1, image_size, image_size), np.float32)
+    rng = RandomState(seed_hash(split_seed, "digit-masks", "places", int(apart)))
     free = image_size - side
-    corners = rng.randint(0, free + 1, (len(chosen), 2))
+    corners = rng.randint(0, free + 1, (count, 2))
     for picture, digit, (top, left) in zip(ink, small, corners):
         rows = slice(top, top + side)
         columns = slice(left, left + side)
@@ -65,7 +68,7 @@ def _drawn(image_size: int, split_seed: int, apart: bool) -> tuple[np.ndarray, n
 
 def _of_each(
     count: int,
-    rng: np.random.RandomState,
+    rng: RandomState,
     low: float,
     high: float,
 ) -> np.ndarray:
@@ -73,23 +76,23 @@ def _of_each(
     return rng.uniform(low, high, (count, 1, 1, 1))
 
 
-def _places(rng: np.random.RandomState, count: int, size: int) -> np.ndarray:
+def _places(rng: RandomState, count: int, size: int) -> np.ndarray:
     """The place [N,1,s,s] of each pixel along a random direction of each image."""
     rows, columns = np.mgrid[:size, :size] / size
     angle = _of_each(count, rng, 0, 2 * np.pi)
     return np.cos(angle) * rows + np.sin(angle) * columns
 
 
-def _textured(ink: np.ndarray, along: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
+def _textured(ink: np.ndarray, along: np.ndarray, rng: RandomState) -> np.ndarray:
     """Bright ink on stripes of a random period."""
     waves = _of_each(len(ink), rng, 3, 6)
     phase = _of_each(len(ink), rng, 0, 2 * np.pi)
-    stripes = np.sin(2 * np.pi * waves * along + phase)
-    ground = 0.2 + 0.15 * stripes
+    angle = 2 * np.pi * waves * along + phase
+    ground = 0.2 + 0.15 * np.sin(angle)
     return ground + (0.95 - ground) * ink
 
 
-def _shaded(ink: np.ndarray, along: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
+def _shaded(ink: np.ndarray, along: np.ndarray, rng: RandomState) -> np.ndarray:
     """Bright ink under light that falls off to one side."""
     light = along - along.min(axis=(2, 3), keepdims=True)
     brightest = light.max(axis=(2, 3), keepdims=True)
@@ -97,13 +100,13 @@ def _shaded(ink: np.ndarray, along: np.ndarray, rng: np.random.RandomState) -> n
     return (0.25 + 0.7 * ink) * light
 
 
-def _inverted(ink: np.ndarray, along: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
+def _inverted(ink: np.ndarray, along: np.ndarray, rng: RandomState) -> np.ndarray:
     """Dark ink on a bright ground."""
     ground = _of_each(len(ink), rng, 0.75, 0.95)
     return ground * (1 - 0.85 * ink)
 
 
-def _noise(ink: np.ndarray, along: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
+def _noise(ink: np.ndarray, along: np.ndarray, rng: RandomState) -> np.ndarray:
     """Bright ink on a grey ground, with strong pixel noise."""
     ground = _of_each(len(ink), rng, 0.15, 0.4)
     noise = rng.normal(0, 0.15, ink.shape)
@@ -131,7 +134,7 @@ def _pictures(
     one side. inverted: dark ink on a bright ground. noise: bright ink on a grey ground, with strong pixel noise.
     """
     ink, _ = _drawn(image_size, split_seed, apart)
-    rng = np.random.RandomState(seed_hash(split_seed, "digit-masks", domain, int(apart)))
+    rng = RandomState(seed_hash(split_seed, "digit-masks", domain, int(apart)))
     along = _places(rng, len(ink), image_size)
     on_ground = GROUNDS.get(domain, _noise)
     picture = on_ground(ink, along, rng)

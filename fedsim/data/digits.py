@@ -37,10 +37,10 @@ def rotate(images: np.ndarray, clockwise: float) -> np.ndarray:
     steps = torch.arange(side) - (side - 1) / 2
     pixels = torch.cartesian_prod(steps, steps).flip(1)  # (x, y) of every pixel of the result
     places = pixels @ turn  # where it is read in the image
-    grid = places.view(1, side, side, 2)
+    grid = places.view(1, side, side, 2).expand(len(images), -1, -1, -1)
     source = torch.from_numpy(images).float()
     masked = torch.cat([source, torch.ones_like(source)], dim=1)
-    sampled = F.grid_sample(masked, grid.expand(len(images), -1, -1, -1), align_corners=False)
+    sampled = F.grid_sample(masked, grid, align_corners=False)
     turned, mask = sampled.chunk(2, dim=1)
     return (turned * mask).round_().to(torch.uint8).numpy()
 
@@ -132,17 +132,18 @@ def colored(
     """
     order = shuffled(len(digits), seed_hash(split_seed, "colored"))
     chosen = order[AGREE.index(agree) :: len(AGREE)]
+    count = len(chosen)
     rng = np.random.RandomState(seed_hash(split_seed, "colored", agree))
-    draws_of_labels, draws_of_colours = rng.random_sample((2, len(chosen)))
+    draws_of_labels, draws_of_colours = rng.random_sample((2, count))
     is_large = digits[chosen] >= 5
     is_false = draws_of_labels < FLIPPED
     disagrees = draws_of_colours < 1 - agree / 100
     labels = is_large ^ is_false
     colours = labels ^ disagrees
     height, width = grey.shape[2:]
-    images = np.zeros((len(chosen), 3, height, width), np.uint8)
-    places = np.arange(len(chosen))
-    images[places, colours.astype(np.int64)] = grey[chosen, 0]
+    images = np.zeros((count, 3, height, width), np.uint8)
+    channels = colours.astype(np.int64)
+    images[np.arange(count), channels] = grey[chosen, 0]
     return images, labels.astype(np.int64)
 
 

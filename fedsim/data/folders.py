@@ -100,7 +100,8 @@ def list_domain(data: DataSettings, bench: Benchmark, domain: str) -> Listing:
 def listing_of(folder: Path, images: Sequence[Sequence[str]], depth: int = 1) -> Listing:
     """Returns the listing of the images of each class, which are paths below a folder; see `Listing` for `depth`."""
     counts = [len(of_class) for of_class in images]
-    labels = np.repeat(np.arange(len(images), dtype=np.int64), counts)
+    ranks = np.arange(len(images), dtype=np.int64)
+    labels = np.repeat(ranks, counts)
     files = tuple(itertools.chain(*images))
     return Listing(folder, files, labels, depth)
 
@@ -139,7 +140,8 @@ def other_files(listings: Mapping[str, Listing]) -> list[Finding]:
         where = f"the class folders of {domain} next to its {len(listing.files):,} images"
         text = f"{kinds} files lie in {where} and are not read"
         remedy = "if they are images, write them as PNG"
-        findings.append(Finding("other-files", domain, sum(several.values()), text, remedy))
+        total = sum(several.values())
+        findings.append(Finding("other-files", domain, total, text, remedy))
     return findings
 
 

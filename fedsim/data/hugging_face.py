@@ -31,6 +31,7 @@ from fedsim.settings import DataSettings, cache_root, data_root
 
 COLUMNS = {"path": "image", "label": "label", "domain": "domain"}  # our name -> theirs, where data.columns says none
 Version = tuple[int, int, int]
+Shape = tuple[int, ...]
 Cells = Iterable[tuple[Path, bytes | None]]  # name and bytes of each image; None where the name is that of its file
 
 
@@ -178,7 +179,8 @@ class HuggingFaceReader(Reader):
                 "data.test_split = 'list' read; save a DatasetDict"
             )
         parts = [PARTS.get(name.lower(), "") for name in splits]
-        of_rows = np.repeat(np.array(parts, dtype=object), list(splits.values()))
+        counts = list(splits.values())
+        of_rows = np.repeat(np.array(parts, dtype=object), counts)
         return of_rows[self._of(domain)]
 
     def _named_files(self, domain: str) -> list[Path]:
@@ -252,7 +254,8 @@ class HuggingFaceReader(Reader):
             path, content = cell["path"], cell["bytes"]
             if not path and not content:
                 raise _row_error(where, place, f"there is no image in the column {column!r}")
-            yield Path(path or f"{where}, row {place}"), content
+            name = path or f"{where}, row {place}"
+            yield Path(name), content
 
     def _of(self, domain: str) -> np.ndarray:
         domains = np.array(_texts(self.data, "domain"), dtype=object)
@@ -317,7 +320,7 @@ def _text_column(source: Source, column: str) -> tuple[str, ...]:
     if domains and column == source.columns[-1]:
         return domains
     names = getattr(rows.features[column], "names", None)
-    values = rows.data.column(column).to_pylist() if rows._indices is None else rows[column]
+    values = _values(rows, column)
     texts: dict[Any, str] = {}  # of every value, because a large data set has few different ones
     for row, value in enumerate(values):
         if isinstance(value, (list, dict)):
@@ -332,6 +335,13 @@ def _text_column(source: Source, column: str) -> tuple[str, ...]:
         name = names[value] if names else str(value)
         texts[value] = composed(name)
     return tuple(texts[value] for value in values)
+
+
+def _values(rows: Any, column: str) -> list:
+    """The values of a column; Arrow's own conversion is faster, and knows nothing of rows that were chosen."""
+    if rows._indices is None:
+        return rows.data.column(column).to_pylist()
+    return rows[column]
 
 
 @functools.lru_cache(maxsize=4)
@@ -360,7 +370,7 @@ def _version(file: Path) -> Version:
 # ---------------------------------------------------------------------------------------------- the files of the cache
 
 
-def _decoded(file: Path, shape: tuple[int, ...], cells: Callable[[], Cells]) -> Stored:
+def _decoded(file: Path, shape: Shape, cells: Callable[[], Cells]) -> Stored:
     """Images uint8 [N,3,s,s] of `shape` in the file, and what the files next to it hold of them.
 
     They are decoded from `cells` when a file is not there or is damaged. Raises UserError when they cannot be written.
@@ -394,7 +404,7 @@ def _seen(file: Path) -> Path:
     return file.with_suffix(".seen.json")
 
 
-def _stored(file: Path, shape: tuple[int, ...]) -> Stored | None:
+def _stored(file: Path, shape: Shape) -> Stored | None:
     """The images, their sizes and what was seen of them; None when there are none or they are damaged."""
     try:
         images = np.load(file, mmap_mode="r", allow_pickle=False)
@@ -402,12 +412,13 @@ def _stored(file: Path, shape: tuple[int, ...]) -> Stored | None:
         seen = json.loads(_seen(file).read_text())
     except (OSError, ValueError, EOFError):
         return None
-    if images.shape != shape or sizes.shape != (shape[0], 2):
+    has_sizes = sizes.shape == (shape[0], 2)
+    if images.shape != shape or not has_sizes:
         return None
     return Stored(images, sizes, seen)
 
 
-def _decode(file: Path, shape: tuple[int, ...], cells: Cells) -> None:
+def _decode(file: Path, shape: Shape, cells: Cells) -> None:
     """Writes all files in a temporary folder, then moves them, the images last."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -420,13 +431,15 @@ def _decode(file: Path, shape: tuple[int, ...], cells: Cells) -> None:
         raise _unwritable(file, error) from None
 
 
-def _write(file: Path, shape: tuple[int, ...], cells: Cells) -> None:
+def _write(file: Path, shape: Shape, cells: Cells) -> None:
     """Decodes the images into a file; their sizes, and what is seen of them, into those next to it."""
     images = reserved(file, shape)
     sizes = np.empty((shape[0], 2), np.int32)
     measured = []
     for index, (name, content) in enumerate(cells):
-        images[index], sizes[index], measures = decode_measured(name, shape[-1], content)
+        image, size, measures = decode_measured(name, shape[-1], content)
+        images[index] = image
+        sizes[index] = size
         measured.append(measures)
     images.flush()
     np.save(_sizes(file), sizes, allow_pickle=False)

@@ -31,6 +31,7 @@ from fedsim.data.reader import content_hash
 from fedsim.data.row import Benchmark
 from fedsim.settings import DataSettings, cache_root, data_root
 
+Structures = Mapping[str, Sequence[int]]  # the values of masks that mean each structure
 Pairs = list[tuple[str, str]]  # the paths of an image and of its mask, seen from the folder of the domain
 TABLE = "samples.csv"
 LOSSY = {"JPEG", "MPO"}  # Pillow's names of formats that do not keep values
@@ -91,16 +92,19 @@ class MaskFolders(ImageTree):
     def file_findings(self) -> list[Finding]:
         """What images lose when they are decoded, and values of masks that no structure names."""
         tallies = {domain: self._mask_entry(domain).seen() for domain in self.found.domains}
-        return [*super().file_findings(), *mask_findings(tallies, self.data.structures)]
+        of_images = super().file_findings()
+        of_masks = mask_findings(tallies, self.data.structures)
+        return [*of_images, *of_masks]
 
     def _mask_entry(self, domain: str) -> Entry:
         """The place of a domain's masks in the cache."""
         masks = [mask for _, mask in self._pairs(domain)]
         structures = self.data.structures
         meaning = repr(sorted(structures.items())).encode()
+        digest = hashlib.sha256(meaning).hexdigest()
         planes = Planes(
             len(structures),
-            key=hashlib.sha256(meaning).hexdigest()[:16] + ",".join(structures),
+            key=digest[:16] + ",".join(structures),
             decode=functools.partial(decode_mask, structures=structures),
             tally=value_tally,
         )
@@ -175,7 +179,8 @@ class MaskFolders(ImageTree):
 
 def _of_one_stratum(folder: Path, files: Sequence[str]) -> Listing:
     """The files of a domain below a folder, which no class tells apart."""
-    return Listing(folder, tuple(files), np.zeros(len(files), np.int64))
+    labels = np.zeros(len(files), np.int64)
+    return Listing(folder, tuple(files), labels)
 
 
 def _check_sizes(listing: Listing, image_sizes: np.ndarray, mask_sizes: np.ndarray) -> None:
@@ -194,11 +199,12 @@ def _check_structures(
     listing: Listing,
     domain: str,
     masks: np.ndarray,
-    structures: dict[str, list[int]],
+    structures: Structures,
 ) -> None:
     """UserError for a structure without a pixel in a whole domain, whose masks then probably have other values."""
     for number, (name, named) in enumerate(structures.items()):
-        if any(mask[number].any() for mask in masks):
+        is_present = any(mask[number].any() for mask in masks)
+        if is_present:
             continue
         values = _values_in(listing)
         if set(named) & set(values):
@@ -241,7 +247,8 @@ def _by_name(folder: Path, part: str) -> dict[str, str]:
         raise UserError(f"{folder}: no folder {part!r}; expected image/NAME and mask/NAME, or {TABLE}")
     files: dict[str, str] = {}
     for file in images_of(folder, part):
-        name = str(Path(file).relative_to(part).with_suffix(""))
+        below = Path(file).relative_to(part)
+        name = str(below.with_suffix(""))
         if name in files:
             raise UserError(f"{folder / part}: two files are called {name!r}; rename one of them")
         files[name] = file
@@ -276,7 +283,7 @@ def decode_mask(
     path: Path,
     side: int,
     content: bytes,
-    structures: dict[str, list[int]],
+    structures: Structures,
 ) -> tuple[np.ndarray, Size, dict[int, int]]:
     """One mask file as planes uint8 [Q,s,s] of 0 and 1, its height and width, and its pixels by value.
 
@@ -288,8 +295,9 @@ def decode_mask(
     planes = []
     for named in structures.values():
         marked = np.isin(values, named).astype(np.uint8)
-        plane = Image.fromarray(marked).resize((side, side), Image.Resampling.NEAREST)
-        planes.append(np.asarray(plane))
+        plane = Image.fromarray(marked)
+        resized = plane.resize((side, side), Image.Resampling.NEAREST)
+        planes.append(np.asarray(resized))
     return np.stack(planes), values.shape, value_counts(values)
 
 
@@ -311,10 +319,11 @@ def _values(path: Path, content: bytes) -> np.ndarray:
 def value_counts(values: np.ndarray) -> dict[int, int]:
     """{value: pixels} of one mask, int64 [height, width]."""
     if values.size and values.min() >= 0 and values.max() < COUNTED:
-        counts = np.bincount(values.ravel())
-        present = np.flatnonzero(counts)
-        return dict(zip(present.tolist(), counts[present].tolist()))
-    present, counts = np.unique(values, return_counts=True)
+        of_all = np.bincount(values.ravel())
+        present = np.flatnonzero(of_all)
+        counts = of_all[present]
+    else:
+        present, counts = np.unique(values, return_counts=True)
     return dict(zip(present.tolist(), counts.tolist()))
 
 
@@ -331,7 +340,7 @@ def value_tally(counted: Iterable[Mapping[int, int]]) -> dict[str, list[int]]:
     return tally
 
 
-def mask_findings(tallies: Mapping[str, Tally], structures: Mapping[str, Sequence[int]]) -> list[Finding]:
+def mask_findings(tallies: Mapping[str, Tally], structures: Structures) -> list[Finding]:
     """A grave finding for each domain whose masks have values that neither a structure names nor are the background.
 
     The background is the one unnamed value that most pixels of all domains have.

@@ -90,7 +90,8 @@ def refusals(name: Path | str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:  # Pillow raises almost any class for a damaged file
-        reason = "not an image that Pillow knows" if isinstance(error, UnidentifiedImageError) else str(error)
+        is_unknown = isinstance(error, UnidentifiedImageError)
+        reason = "not an image that Pillow knows" if is_unknown else str(error)
         raise unreadable(name, reason) from None
 
 
@@ -130,7 +131,9 @@ def _ends(picture: Image.Image) -> tuple[int, int]:
 
 def _pages(image: Image.Image) -> int:
     """How many pages of the first one's size a stack has; 1 for any other file. The first page is open afterwards."""
-    count = getattr(image, "n_frames", 1) if image.format in STACKS else 1
+    if image.format not in STACKS:
+        return 1
+    count = getattr(image, "n_frames", 1)
     if count < 2:
         return 1
     size = image.size

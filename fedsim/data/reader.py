@@ -118,7 +118,8 @@ def reader(data: DataSettings, bench: Benchmark) -> Reader:
 def reader_class(bench: Benchmark) -> type[Reader]:
     """The class that a row names as its reader; UserError when it does not derive from Reader."""
     kind = load(bench.reader, "reader")
-    if not (isinstance(kind, type) and issubclass(kind, Reader)):
+    is_reader = isinstance(kind, type) and issubclass(kind, Reader)
+    if not is_reader:
         raise UserError(f"reader {bench.reader!r} of {bench.title} is no class that derives from {__name__}.Reader")
     return kind
 
@@ -132,7 +133,9 @@ def read_images(read: Reader, domain: str, apart: bool = False) -> Images:
     """
     images, labels = read.images(domain, apart)
     bench = read.found
-    fault = _fault_of_examples(images, bench) or _fault_of_labels(labels, len(images), len(bench.classes))
+    fault = _fault_of_examples(images, bench)
+    if not fault:
+        fault = _fault_of_labels(labels, len(images), len(bench.classes))
     if fault:
         raise _reader_error(read, domain, fault)
     return images, labels

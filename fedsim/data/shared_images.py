@@ -73,7 +73,8 @@ class SharedImages:
 
     def refuse(self) -> None:
         """UserError when the share is above MOST_SHARED."""
-        if self.unit == "images" and self.shared > MOST_SHARED * self.images:
+        is_large = self.shared > MOST_SHARED * self.images
+        if self.unit == "images" and is_large:
             raise UserError(
                 f"{self.text()}: the unseen domain would be tested on images that train or select the model. At most "
                 f"{MOST_SHARED:.0%} may be; remove the copies (fedsim datasets PATH names them), or leave a domain out "
@@ -115,7 +116,8 @@ def shared_images(data: DataSettings, target: str, bench: Benchmark | None = Non
     bench = bench or benchmark(data)
     unseen = resolve_domain(bench, target)
     read = reader(data, bench)
-    tested = [] if bench.same_images or bench.test_apart else _files_of(read, unseen)
+    has_own_images = not (bench.same_images or bench.test_apart)
+    tested = _files_of(read, unseen) if has_own_images else []
     if not tested:
         return SharedImages(unseen, images=0, shared=0, sources={}, unit=bench.unit)
     sources = source_domains(data, unseen, bench)
@@ -172,15 +174,17 @@ def _in_two_classes(files: Sequence[bytes], labels: np.ndarray) -> tuple[int, in
     """(images whose file is there with another label too, all images)."""
     pairs = set(zip(files, labels.tolist()))
     kinds = Counter(file for file, _ in pairs)
-    return sum(kinds[file] > 1 for file in files), len(files)
+    copies = sum(kinds[file] > 1 for file in files)
+    return copies, len(files)
 
 
 def _between(files: Mapping[str, set[bytes]]) -> Pairs:
     """{two domains: (files that both have, files of the smaller one)} of those that share more than MOST_SHARED."""
     pairs = {}
     for one, other in itertools.combinations(files, 2):
-        shared = len(files[one] & files[other])
-        smaller = min(len(files[one]), len(files[other]))
+        first, second = files[one], files[other]
+        shared = len(first & second)
+        smaller = min(len(first), len(second))
         if shared > MOST_SHARED * smaller:
             pairs[f"{one} and {other}"] = shared, smaller
     return pairs
@@ -208,10 +212,11 @@ def near_copies(images: np.ndarray, others: np.ndarray) -> int:
     others = others[order].astype(np.int16)
     means = others.mean(axis=1)
     margins = [-NEAR - 1e-6, NEAR + 1e-6]
-    ranges = images.mean(axis=1)[:, None] + margins  # of the means of near rows
-    places = np.searchsorted(means, ranges)
+    of_images = images.mean(axis=1)
+    places = np.searchsorted(means, of_images[:, None] + margins)  # no other row may be near
     copies = 0
     for image, (low, high) in zip(images, places):
-        is_near = np.abs(others[low:high] - image) <= NEAR
-        copies += bool(is_near.all(axis=1).any())
+        differences = np.abs(others[low:high] - image)
+        is_near = (differences <= NEAR).all(axis=1)
+        copies += bool(is_near.any())
     return copies

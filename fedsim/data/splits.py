@@ -65,7 +65,8 @@ def stratified_split(labels: np.ndarray, holdout: float, seed: int) -> Split:
         validation.append(members[:held])
         train.append(members[held:])
     if not sum(map(len, validation)):  # every class is tiny: one image of the largest class validates
-        largest = int(np.argmax([len(members) for members in train]))
+        counts = [len(members) for members in train]
+        largest = int(np.argmax(counts))
         members = train[largest]
         validation[largest] = members[:1]
         train[largest] = members[1:]
@@ -147,13 +148,15 @@ def dirichlet_partition(
     """
     _check_pool(len(labels), clients)
     rng = np.random.RandomState(seed)
+    alphas = np.full(clients, alpha)
     classes, sizes = np.unique(labels, return_counts=True)
     for _ in range(REDRAWS):
-        shares = rng.dirichlet(np.full(clients, alpha), size=len(classes))
+        shares = rng.dirichlet(alphas, size=len(classes))
         ends = np.cumsum(shares, axis=1) * sizes[:, None]
         cuts = np.round(ends[:, :-1]).astype(np.int64)
         counts = np.diff(cuts, axis=1, prepend=0, append=sizes[:, None])  # images of each class and client
-        if counts.sum(axis=0).min() < MIN_IMAGES:
+        smallest = counts.sum(axis=0).min()
+        if smallest < MIN_IMAGES:
             continue
         chunks = []
         for label, places in zip(classes, cuts):
@@ -191,8 +194,9 @@ def classes_partition(
             if distance % len(ring) < per_client:
                 owners.append(client)
         members = np.flatnonzero(labels == label)
-        order = shuffled(len(members), seed_hash(seed, int(label)))
-        owner[members[order]] = np.resize(owners, len(members))
+        count = len(members)
+        order = shuffled(count, seed_hash(seed, int(label)))
+        owner[members[order]] = np.resize(owners, count)
     pools = [np.flatnonzero(owner == client) for client in range(clients)]
     smallest = min(map(len, pools))
     if smallest < MIN_IMAGES:
