@@ -327,7 +327,8 @@ def _text_column(source: Source, column: str) -> tuple[str, ...]:
             raise _row_error(source.where, row, f"the column {column!r} holds several values")
         if value in texts:
             continue
-        if value is None or value != value or value == "":  # a NaN does not equal itself
+        is_empty = value is None or value != value or value == ""  # a NaN does not equal itself
+        if is_empty:
             raise _row_error(source.where, row, f"the column {column!r} is empty")
         if names and not 0 <= value < len(names):
             fault = f"{value} in the column {column!r} is none of the {len(names)} named classes"

@@ -317,7 +317,8 @@ def _patches(file: Path, version: int) -> dict[str, list[ImageRow]]:
     rows: dict[str, list[ImageRow]] = {}
     for row in table.itertuples(index=False):
         slide = f"patient_{row.patient.zfill(3)}_node_{row.node}"
-        path = f"patches/{slide}/patch_{slide}_x_{row.x_coord}_y_{row.y_coord}.png"
+        corner = f"x_{row.x_coord}_y_{row.y_coord}"
+        path = f"patches/{slide}/patch_{slide}_{corner}.png"
         part = WHOLE_PARTS.get(row.center) or ("validation" if row.split else "train")
         patch = ImageRow(path, row.tumor, part, row.patient)
         rows.setdefault(f"hospital_{row.center}", []).append(patch)

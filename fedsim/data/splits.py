@@ -40,7 +40,8 @@ def shuffled(count: int, seed: int) -> np.ndarray:
 
 def by_class(order: np.ndarray, labels: np.ndarray) -> list[np.ndarray]:
     """Returns the indices of an order class by class, each class in that order; labels [N] are those of 0..N-1."""
-    return [order[labels[order] == label] for label in np.unique(labels)]
+    of_order = labels[order]
+    return [order[of_order == label] for label in np.unique(labels)]
 
 
 def random_split(count: int, holdout: float, seed: int) -> Split:
