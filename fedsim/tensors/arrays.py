@@ -178,19 +178,19 @@ def _split(data: bytes | memoryview) -> tuple[bytes, int]:
 def _decode(array: Array) -> np.ndarray:
     if array.stype != NUMPY_STYPE:
         raise ValueError(f"serialization {array.stype!r} is not {NUMPY_STYPE!r}")
-    prefix, start = _split(array.data)
-    header = _parse_header(prefix)
+    header, start = _split(array.data)
+    dtype, name, shape, order, expected = _parse_header(header)
     declared = array.dtype, tuple(array.shape)
-    if declared != (header.dtype_name, header.shape):
-        content = f"{header.dtype_name}{list(header.shape)}"
+    if declared != (name, shape):
+        content = f"{name}{list(shape)}"
         raise ValueError(f"declared {array.dtype}{list(array.shape)} but holds {content}")
     present = len(array.data) - start
-    if present != header.nbytes:
-        raise ValueError(f"payload of {present} bytes, {header.nbytes} expected")
+    if present != expected:
+        raise ValueError(f"payload of {present} bytes, {expected} expected")
     if not present:
-        return np.empty(header.shape, header.dtype)
-    values = np.frombuffer(array.data, header.dtype, offset=start)
-    return values.reshape(header.shape, order=header.order)
+        return np.empty(shape, dtype)
+    values = np.frombuffer(array.data, dtype, offset=start)
+    return values.reshape(shape, order=order)
 
 
 def record_to_arrays(record: ArrayRecord) -> dict[str, np.ndarray]:
