@@ -19,7 +19,6 @@ MOST_NODES, MOST_OF_PARTS = 10.0, 12.5  # in a line of code of the machinery, an
 DENSITY = {
     "fedsim/data": 12.1,
     "fedsim/methods": 10.1,
-    "fedsim/tensors": 13.0,
     "strategies/wire": 11.9,
 }
 # The aim is 15 each.
