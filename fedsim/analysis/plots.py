@@ -21,7 +21,7 @@ from fedsim.common.files import write_figure
 from fedsim.records.alphas import Alphas, read_alphas
 from fedsim.records.cases import read_cases
 from fedsim.records.client_rows import client_metrics
-from fedsim.records.reading import Runs, of_experiment, run_environment, run_folder
+from fedsim.records.reading import Runs, of_experiment, run_environment, run_folder, with_unseen
 from fedsim.records.selection import WORST_SOURCE
 
 Parts = dict[str, tuple[Runs, Comparison | None]]  # the runs of each experiment, and their comparison
@@ -75,7 +75,7 @@ def by_experiment(runs: Runs, select: str, by: Sequence[str]) -> Parts:
     parts: Parts = {}
     names = [experiment.name for experiment in runs.experiments.values()]
     for name in dict.fromkeys(names):
-        part = of_experiment(runs, name)
+        part = with_unseen(of_experiment(runs, name))
         comparison = None
         if len(part.summary):
             comparison = compare(part, select, by=by, published=False)

@@ -31,7 +31,7 @@ from fedsim.common.templates import fill
 from fedsim.records.cases import STRUCTURE_QUANTITIES, Cases, read_cases
 from fedsim.records.differences import comparable_settings, differing_settings, value_text
 from fedsim.records.predictions import Predictions, pooled
-from fedsim.records.reading import Runs, of_experiment, read_runs, run_environment, run_folder
+from fedsim.records.reading import Runs, of_experiment, read_runs, run_environment, run_folder, with_unseen
 from fedsim.records.selection import RULES
 
 if TYPE_CHECKING:
@@ -165,6 +165,7 @@ def premise(runs: Runs) -> str:
 
 def _section(runs: Runs, name: str, notes: Notes, by: Sequence[str], data: Json) -> Section:
     """The section of an experiment; what its charts and the pages of its runs show is added to `data`."""
+    runs = with_unseen(runs)
     comparison = _compared(runs, by)
     apart, shared = settings_apart(runs)
     groups = {}

@@ -31,6 +31,11 @@ LIMITS = (
     "cameras; measure them with `fedsim evaluate` before you rely on the model."
 )
 
+LIMITS_OF_ALL = (
+    "All numbers are of domains that the model was trained on. They may be lower on another domain or with other "
+    "cameras; measure them with `fedsim evaluate` before you rely on the model."
+)
+
 
 def card(model: TrainedModel) -> str:
     """Returns a Markdown text with data, method, domains, results, licence of the weights, limits and versions.
@@ -52,7 +57,7 @@ def card(model: TrainedModel) -> str:
     if model.doubt:
         sections["Doubt"] = _doubt(model, model.doubt)
     sections["Weights"] = _weights(model)
-    sections["Limits"] = [LIMITS]
+    sections["Limits"] = [LIMITS_OF_ALL if experiment.run.target == NO_TARGET else LIMITS]
     sections["Versions"] = _versions(model.file.parent)
     name = data.title
     if data.source.startswith(OWN):
@@ -195,7 +200,9 @@ def _results(model: TrainedModel) -> list[str]:
             lines.append(f"| {label} | none | - | - |")
             continue
         on_sources = task.text(_validation(rounds, column, chosen, folder))
-        on_target = task.text(summary[f"{rule}_target_{task.metric}"])
+        on_target = "-"
+        if model.experiment.run.target != NO_TARGET:
+            on_target = task.text(summary[f"{rule}_target_{task.metric}"])
         lines.append(f"| {label} | {chosen:.0f} | {on_target} | {on_sources} |")
     return lines
 

@@ -21,6 +21,7 @@ from fedsim.records.readers import AGAIN, named, read_text
 from fedsim.records.record_files import is_finished, read_record, trained_rounds
 from fedsim.records.selection import RULES, notes_on
 from fedsim.settings.experiment import Experiment, parse_experiment
+from fedsim.settings.run import NO_TARGET
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -262,6 +263,22 @@ def choose_runs(
     part.only = "; ".join(filter(None, texts))
     part.unfinished = list(filter(choice.has_unread, runs.unfinished))
     part.damaged = _selected(runs.damaged, choice.has_unread)
+    return part
+
+
+def with_unseen(runs: Runs) -> Runs:
+    """The runs that leave a domain out, without those on all domains (NO_TARGET), of which `only` says the number.
+
+    All runs come back where none leaves a domain out.
+    """
+    targets = {run: experiment.run.target for run, experiment in runs.experiments.items()}
+    chosen = [run for run, target in targets.items() if target != NO_TARGET]
+    others = len(targets) - len(chosen)
+    if not chosen or not others:
+        return runs
+    part = part_of(runs, chosen)
+    text = f"those that leave a domain out, which {others} of {len(targets)} do not (target {NO_TARGET})"
+    part.only = "; ".join(filter(None, [runs.only, text]))
     return part
 
 

@@ -8,6 +8,8 @@ from typer.testing import CliRunner
 
 import fedsim
 from fedsim.analysis.compare import compare
+from fedsim.analysis.plots import by_experiment
+from fedsim.analysis.report import report_page
 from fedsim.commands.cli import app
 from fedsim.commands.runs import headline
 from fedsim.common.errors import UserError
@@ -63,6 +65,8 @@ def test_what_is_said_of_it(shipped):
     assert "nan" not in text
     model = load_trained(folder)
     assert "No domain was left out, so that no number here says how the model does on a new one." in card(model)
+    assert "All numbers are of domains that the model was trained on." in card(model)
+    assert "undefined" not in card(model)
     assert "no-target" not in card(model).split("## Results")[0].replace(str(folder), "").replace("no-target/seed0", "")
 
 
@@ -82,8 +86,16 @@ def test_comparisons_leave_it_out_with_a_note(shipped):
     run_small(small_experiment(folder.parents[3]))
     comparison = compare(read_runs(folder.parents[3]))
     assert comparison.targets == ["rot45"]
-    note = "Not in the table, because no domain is unseen (target no-target): 1 of 2 runs."
-    assert comparison.notes[0] == note
+    assert (
+        "A part of the runs: only those that leave a domain out, which 1 of 2 do not (target no-target)."
+        in comparison.notes
+    )
+    runs = read_runs(folder.parents[3])
+    page = report_page(runs, {})
+    assert "which 1 of 2 do not" in page
+    (part, shown), *_ = by_experiment(runs, "best_validation", ()).values()
+    assert [experiment.run.target for experiment in part.experiments.values()] == ["rot45"]
+    assert shown.targets == ["rot45"]
 
 
 @pytest.mark.parametrize(("method", "run", "reason"), [
