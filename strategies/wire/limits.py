@@ -55,10 +55,13 @@ def squared_distance(array: np.ndarray, other: np.ndarray | None) -> float:
     single = base is not None and flat.dtype == base.dtype == np.float32
     total = 0.0
     for start in range(0, flat.size, BLOCK):
-        values = flat[start : start + BLOCK]
-        others = None if base is None else base[start : start + BLOCK]
+        block = slice(start, start + BLOCK)
+        values = flat[block]
+        others = None if base is None else base[block]
         square = _square(values, others, np.float32) if single else math.inf
-        total += square if math.isfinite(square) else _square(values, others, np.float64)
+        if not math.isfinite(square):
+            square = _square(values, others, np.float64)
+        total += square
     return total
 
 
@@ -70,7 +73,10 @@ def _square(values: np.ndarray, others: np.ndarray | None, dtype: type[np.floati
 
 def lower_median(sizes: Sequence[float]) -> float:
     """The value in the middle; of an even number of values, the smaller of the two. Zero without any value."""
-    return sorted(sizes)[(len(sizes) - 1) // 2] if sizes else 0.0
+    if not sizes:
+        return 0.0
+    middle = (len(sizes) - 1) // 2
+    return sorted(sizes)[middle]
 
 
 def over_limit(
@@ -87,19 +93,35 @@ def over_limit(
     """
     if not limit:
         return {}
-    refused, ordered = {}, sorted(sizes.values())
+    refused: dict[str, str] = {}
+    ordered = sorted(sizes.values())
     for client, size in sizes.items():
-        allowed = min(limit, STANDS_OUT) if client in blamed else limit
+        allowed, why = limit, "run.update_limit"
+        if client in blamed:
+            allowed = min(limit, STANDS_OUT)
+            why = "the limit of a client that has ruined a model"
         usual = lower_median(history.get(client, ()))
-        bound, whose = upper_median_of_others(ordered, size), "the median of the other replies"
-        if len(ordered) == 1:
-            bound, whose = (usual, "the median of its own earlier rounds") if usual else (previous, "the model's norm")
-        if bound and size > allowed * bound:
-            reason = f"its update has the norm {size:.3g}, {size / bound:.3g} times {whose} ({bound:.3g})"
-            reason += f" and {size / usual:.3g} times its own earlier ones" if usual and len(ordered) > 1 else ""
-            why = "the limit of a client that has ruined a model" if client in blamed else "run.update_limit"
+        measure, whose = _measure(ordered, size, usual, previous)
+        if measure and size > allowed * measure:
+            reason = f"its update has the norm {size:.3g}, "
+            reason += f"{size / measure:.3g} times {whose} ({measure:.3g})"
+            if usual and len(ordered) > 1:
+                reason += f" and {size / usual:.3g} times its own earlier ones"
             refused[client] = f"{reason}; {why} is {allowed:g}"
     return both_of_two(refused, sizes)
+
+
+def _measure(ordered: Sequence[float], size: float, usual: float, previous: float) -> tuple[float, str]:
+    """The size with which that of an update is compared, and whose it is; the arguments are those of `over_limit`.
+
+    ordered: this round's sizes in order
+    usual: the median of the client's own earlier sizes; 0 without any
+    """
+    if len(ordered) > 1:
+        return upper_median_of_others(ordered, size), "the median of the other replies"
+    if usual:
+        return usual, "the median of its own earlier rounds"
+    return previous, "the model's norm"
 
 
 def upper_median_of_others(ordered: Sequence[float], value: float) -> float:
@@ -107,7 +129,8 @@ def upper_median_of_others(ordered: Sequence[float], value: float) -> float:
     if len(ordered) < 2:
         return 0
     middle = (len(ordered) - 1) // 2
-    return ordered[middle + (bisect_left(ordered, value) <= middle)]
+    place = bisect_left(ordered, value)
+    return ordered[middle + 1] if place <= middle else ordered[middle]
 
 
 def either(count: int) -> str:
@@ -119,8 +142,12 @@ def both_of_two(refused: Mapping[str, str], clients: Collection[str]) -> dict[st
     """The refused clients, with the reason; both when two are compared, because either may be the wrong one."""
     if not refused or len(clients) != 2:
         return dict(refused)
-    (client, reason), *_ = refused.items()
-    return {name: f"{f'of client {client!r}: ' * (name != client)}{reason}{either(2)}" for name in clients}
+    (first, reason), *_ = refused.items()
+    reasons: dict[str, str] = {}
+    for client in clients:
+        whose = "" if client == first else f"of client {first!r}: "
+        reasons[client] = f"{whose}{reason}{either(2)}"
+    return reasons
 
 
 def model_norm(model: Arrays) -> float:
@@ -131,7 +158,8 @@ def model_norm(model: Arrays) -> float:
 def remember(history: MutableMapping[str, list[float]], client: str, size: float) -> None:
     """Add the size of an accepted update to the history of its client, if that is one of the first clients."""
     if client in history or len(history) < MOST_HISTORIES:
-        history[client] = [*history.get(client, []), size][-KEPT_SIZES:]
+        sizes = [*history.get(client, []), size]
+        history[client] = sizes[-KEPT_SIZES:]
 
 
 def lower(lowest: MutableMapping[str, float], client: str, loss: float) -> None:
@@ -153,17 +181,24 @@ def metrics_over_limit(
     Losses are limited by `run.update_limit`. Counts follow the numbers of examples and are limited by
     `run.examples_limit` / (1 - momentum), because with momentum a gradient counts up to 1 / (1 - momentum) times.
     """
+    if len(metrics) < 2:
+        return {}
     refused: dict[str, str] = {}
-    for name in sorted((COUNTS | TRAINING_LOSSES) & set(needed)) if len(metrics) > 1 else ():
-        setting = "update_limit" if name in TRAINING_LOSSES else "examples_limit"
-        limit = getattr(run, setting) / (1 if name in TRAINING_LOSSES else 1 - momentum)
+    compared = (COUNTS | TRAINING_LOSSES) & set(needed)
+    for name in sorted(compared):
+        is_loss = name in TRAINING_LOSSES
+        setting = "update_limit" if is_loss else "examples_limit"
+        least = USUAL_LOSS if is_loss else 0.0
+        limit = getattr(run, setting)
+        allowed = limit if is_loss else limit / (1 - momentum)
         ordered = sorted(abs(values[name]) for values in metrics.values())
         for client, values in metrics.items():
-            median = upper_median_of_others(ordered, abs(values[name]))
-            bound = max(median, USUAL_LOSS) if name in TRAINING_LOSSES else median
-            if limit and bound > 0 and abs(values[name]) > limit * bound:
-                comparison = f"its {name} is {values[name]:.3g}, the median of the others {median:.3g}"
-                refused.setdefault(client, f"{comparison}; run.{setting} is {getattr(run, setting):g}")
+            value = values[name]
+            median = upper_median_of_others(ordered, abs(value))
+            bound = allowed * max(median, least)
+            if bound > 0 and abs(value) > bound:
+                comparison = f"its {name} is {value:.3g}, the median of the others {median:.3g}"
+                refused.setdefault(client, f"{comparison}; run.{setting} is {limit:g}")
     return both_of_two(refused, metrics)
 
 
@@ -175,12 +210,15 @@ def doubtful_losses(losses: Mapping[str, float], signed: bool, limit: float) -> 
     """
     reasons: dict[str, str] = {}
     ordered = sorted(map(abs, losses.values()))
+    is_compared = limit > 0 and len(losses) > 1
     for client, loss in losses.items():
         median = upper_median_of_others(ordered, abs(loss))
+        bound = limit * max(median, USUAL_LOSS)
         if loss < 0 and not signed:
             reasons[client] = f"{loss:.3g} is below 0"
-        elif limit and len(losses) > 1 and abs(loss) > limit * max(median, USUAL_LOSS):
-            reasons[client] = f"{loss:.3g} is more than {limit:g} times that of the others ({median:.3g})"
+        elif is_compared and abs(loss) > bound:
+            times = f"{limit:g} times that of the others ({median:.3g})"
+            reasons[client] = f"{loss:.3g} is more than {times}"
     return reasons
 
 
@@ -191,10 +229,14 @@ def records_over_limit(sizes: Mapping[str, float], model: Arrays, limit: float) 
     model: the model of the start of the round. A record with a smaller norm than the model is never refused, because
     records of models that fit well (gradients that are almost 0) differ by any factor.
     """
-    refused, ordered = {}, sorted(sizes.values())
-    for client, size in sizes.items() if limit else ():
+    if not limit:
+        return {}
+    refused: dict[str, str] = {}
+    ordered = sorted(sizes.values())
+    for client, size in sizes.items():
         median = upper_median_of_others(ordered, size)
-        if median and size > limit * median and size > model_norm(model):
+        stands_out = median > 0 and size > limit * median
+        if stands_out and size > model_norm(model):
             times = f"{size / median:.3g} times the median of the others ({median:.3g})"
             refused[client] = f"its record has the norm {size:.3g}, {times}; run.update_limit is {limit:g}"
     return both_of_two(refused, sizes)
