@@ -74,21 +74,31 @@ class Roster:
         Returns as soon as none is missing or, with `enough`, so many are online. Raises UserError or ClientFailedError
         for a node that cannot serve this experiment.
         """
-        deadline = time.monotonic() + wait
-        last_line = time.monotonic() - SAY_SECONDS + FIRST_SECONDS
+        started = time.monotonic()
+        deadline = started + wait
+        next_line = started + FIRST_SECONDS
         while True:
             self._listen()
             missing = self.missing(clients)
-            asked = len(self.sites) + bool(self.target) if clients is None else len(clients)
-            allowed = 0 if enough is None else asked - enough
+            asked = self._all_sites() if clients is None else clients
+            allowed = 0 if enough is None else len(asked) - enough
             if len(missing) <= allowed or time.monotonic() >= deadline:
                 return missing
-            if time.monotonic() - last_line >= SAY_SECONDS:
-                last_line = time.monotonic()
-                left = deadline - last_line
-                level = self._level_of_wait(len(missing), left < wait - STARTING_SECONDS)
-                logger.log(level, "waiting for %s (%.0f s more)%s", first_few(missing), left, self._who_else())
+            now = time.monotonic()
+            if now >= next_line:
+                next_line = now + SAY_SECONDS
+                self._say_missing(missing, deadline - now, wait)
             time.sleep(POLL_SECONDS)
+
+    def _say_missing(self, missing: Sequence[str], left: float, wait: float) -> None:
+        """Logs who is missing. It is no warning while their sites may just be starting.
+
+        left, wait: the seconds of the wait that are left, and all of them
+        """
+        may_start = len(missing) <= len(self._silent)
+        is_late = left < wait - STARTING_SECONDS
+        level = logging.INFO if may_start and not is_late else logging.WARNING
+        logger.log(level, "waiting for %s (%.0f s more)%s", first_few(missing), left, self._who_else())
 
     def gather(self, run: RunSettings, clients: Collection[str] | None = None) -> None:
         """Waits for the clients (at first for all and the target's site), for at most `run.wait_for_sites` seconds.
@@ -97,12 +107,15 @@ class Roster:
         start of the run then waits for the others as above; a phase (`clients` given) waits for each until
         `run.patience` seconds after it disappeared.
         """
-        wait, here = run.wait_for_sites, [] if clients is None else clients
+        wait = run.wait_for_sites
+        here = [] if clients is None else list(clients)
         self.tolerant = run.on_client_failure == "continue"
-        if run.on_client_failure == "stop":
-            missing = self.call(wait, [*here, *([self.target.client] if self.target else [])] if here else None)
+        if not self.tolerant:
+            awaited = [*here, self.target.client] if here and self.target else here
+            missing = self.call(wait, awaited or None)
         elif here:
-            missing = self.call(self._patience_left(run.patience, here), here)
+            patience = self._patience_left(run.patience, here)
+            missing = self.call(patience, here)
             if set(here) <= set(missing):
                 missing = self.call(wait, here, enough=1)
         else:
@@ -111,21 +124,31 @@ class Roster:
         self._examples_limit = run.examples_limit
         missing = self.missing(missing)
         needed = here or list(self.sites)
-        if missing and (not self.tolerant or set(needed) <= set(missing)):
+        nobody_is_here = set(needed) <= set(missing)
+        if missing and (not self.tolerant or nobody_is_here):
             raise ClientFailedError(f"no node for {first_few(missing)} within {wait:g} s{self._who_else()}")
-        for client in missing if clients is None else []:
+        if clients is not None:
+            return
+        for client in missing:
             logger.warning("the run continues without client %r: %s", client, NOT_ONLINE)
             self.give_up(client)
 
     def fingerprints(self) -> dict[str, dict[str, int | str]]:
         """Fingerprints of the sites' data by client; empty in a simulation, where the server reads the same files."""
-        return {site.client: site.data for site in (*self.sites.values(), self.target) if site and site.data}
+        return {client: site.data for client, site in self._all_sites().items() if site.data}
 
     def missing(self, clients: Collection[str] | None = None) -> list[str]:
         """Clients with an unknown node, or a node that was not online at the last call."""
-        sites = {**self.sites, **({self.target.client: self.target} if self.target else {})}
+        sites = self._all_sites()
         names = sites if clients is None else clients
         return [client for client in names if sites[client].node_id not in self._online]
+
+    def _all_sites(self) -> dict[str, Site]:
+        """The sites of the clients, and that of the target where there is one, by name."""
+        sites = dict(self.sites)
+        if self.target:
+            sites[self.target.client] = self.target
+        return sites
 
     def give_up(self, client: str) -> None:
         """Does not wait for a client any more until it has come back once."""
@@ -135,19 +158,28 @@ class Roster:
         """The number of seconds to wait for those of the clients that are away now."""
         self._listen()
         missing, now = self.missing(clients), time.monotonic()
-        others = {client: since for client, since in self._away.items() if client not in clients}
-        self._away = others | {client: self._away.get(client, now) for client in missing}
-        return max([patience - (now - self._away[client]) for client in missing], default=0.0)
+        away = {client: since for client, since in self._away.items() if client not in clients}
+        left = 0.0
+        for client in missing:
+            since = self._away.get(client, now)
+            away[client] = since
+            left = max(left, patience - (now - since))
+        self._away = away
+        return left
 
     def _refuse_implausible(self, limit: float) -> None:
         """Refuses a site that claims far more examples than the others, because it would dominate the average."""
-        counts = {site.client: site.examples for site in self.sites.values() if site.node_id != UNANSWERED}
-        for client, reason in implausible(counts, limit).items():
+        for client, reason in implausible(self._examples(), limit).items():
             if not self.tolerant:
                 raise UserError(f"client {client!r}: {reason}")
             logger.warning("client %r is refused: %s", client, reason)
-            self._others[self.sites[client].node_id] = f"{client}, refused"
+            node = self.sites[client].node_id
+            self._others[node] = f"{client}, refused"
             self.sites[client] = Site(client)
+
+    def _examples(self) -> dict[str, int]:
+        """The numbers of examples of the clients that have answered, by client."""
+        return {site.client: site.examples for site in self.sites.values() if site.node_id != UNANSWERED}
 
     def _check_return(self, site: Site) -> None:
         """Raises UserError when a site comes late with data that do not fit the run, or when it comes back during the
@@ -156,27 +188,24 @@ class Roster:
         earlier = self.target if site.role == "target" else self.sites.get(site.client)
         if earlier is None:
             return
-        if earlier.data and (differs := difference({site.client: earlier.data}, {site.client: site.data})):
-            raise UserError(
-                f"client {site.client!r} came back with other data than the run began with ({differs}); {RESTART}"
-            )
-        if self._examples_limit and site.role == "source" and earlier.examples != site.examples:
+        if earlier.data:
+            differs = difference({site.client: earlier.data}, {site.client: site.data})
+            if differs:
+                came_back = f"client {site.client!r} came back with other data than the run began with"
+                raise UserError(f"{came_back} ({differs}); {RESTART}")
+        has_other_examples = site.role == "source" and earlier.examples != site.examples
+        if self._examples_limit and has_other_examples:
             self._refuse_out_of_proportion(site)
         if self.check_late and site.data and not earlier.data:  # last, because it records the data
             self.check_late(site)
 
     def _refuse_out_of_proportion(self, site: Site) -> None:
         """Raises UserError when a site's number of examples does not fit the others any more."""
-        counts = {other.client: other.examples for other in self.sites.values() if other.node_id != UNANSWERED}
-        reasons = implausible({**counts, site.client: site.examples}, self._examples_limit)
-        for client, reason in reasons.items():
+        counts = {**self._examples(), site.client: site.examples}
+        for client, reason in implausible(counts, self._examples_limit).items():
+            came_back = f"client {site.client!r} came back with {site.examples} examples"
             whose = "" if client == site.client else f"with it client {client!r} would be out of proportion: "
-            raise UserError(f"client {site.client!r} came back with {site.examples} examples; {whose}{reason}")
-
-    def _level_of_wait(self, missing: int, is_late: bool) -> int:
-        """The level of a line that so many clients are missing: no warning while their sites may just be starting."""
-        is_starting = missing <= len(self._silent) and not is_late
-        return logging.INFO if is_starting else logging.WARNING
+            raise UserError(f"{came_back}; {whose}{reason}")
 
     @property
     def _silent(self) -> set[int]:
@@ -184,12 +213,16 @@ class Roster:
         return self._online & set(self._waiting.values())
 
     def _who_else(self) -> str:
-        here = [client for client in self.sites if self.sites[client].node_id in self._online]
+        """Who is online, for a line that says who is missing."""
+        here = [client for client, site in self.sites.items() if site.node_id in self._online]
         others = [name for node, name in self._others.items() if node in self._online]
         silent = len(self._silent)
         text = f"; online: {first_few(here)}" if here else f"; {len(self._online)} nodes online"
-        text += f"; {silent} of the nodes online have not answered yet" if silent else ""
-        return text + (f"; nodes that this run does not need: {first_few(others)}" if others else "")
+        if silent:
+            text += f"; {silent} of the nodes online have not answered yet"
+        if others:
+            text += f"; nodes that this run does not need: {first_few(others)}"
+        return text
 
     def _listen(self) -> None:
         """Asks the new nodes, and processes the answers that have arrived."""
@@ -209,22 +242,30 @@ class Roster:
         """Asks these nodes, some at a time."""
         config: Config = {**self.run_config, "round": 0, "phase": "handshake", "client": ""}
         content = RecordDict({"config": ConfigRecord(config)})
-        while part := fresh[:ASKED_AT_ONCE]:
-            ids = self.grid.push_messages([Message(content, node, "query.handshake") for node in part])
-            self._waiting.update({key: node for key, node in zip(ids, part) if key})
+        for start in range(0, len(fresh), ASKED_AT_ONCE):
+            if start:
+                self._hear()
+            part = fresh[start : start + ASKED_AT_ONCE]
+            questions = [Message(content, node, "query.handshake") for node in part]
+            ids = self.grid.push_messages(questions)
+            for key, node in zip(ids, part):
+                if key:
+                    self._waiting[key] = node
             self._asked.update(part)
             self._since.update(dict.fromkeys(part, now))
-            if fresh := fresh[ASKED_AT_ONCE:]:
-                self._hear()
 
     def _hear(self) -> None:
         """Process the answers that have arrived."""
-        for reply in self.grid.pull_messages(list(self._waiting)) if self._waiting else []:
-            node = self._waiting.pop(reply.metadata.reply_to_message_id, None)
+        if not self._waiting:
+            return
+        for reply in self.grid.pull_messages(list(self._waiting)):
+            question = reply.metadata.reply_to_message_id
+            node = self._waiting.pop(question, None)
             if node is not None:
                 self._take(node, reply)
 
     def _take(self, node: int, reply: Message) -> None:
+        """Accepts or refuses the answer of a node; an error of the connection is neither."""
         if reply.has_error():
             if reply.error.code == CLIENT_APP_RAISED:
                 self._refuse(node, str(reply.error.reason))
@@ -242,9 +283,11 @@ class Roster:
 
     def _admit(self, node: int, reply: Message) -> None:
         """Accepts the answer of a node, or raises RejectedReplyError or UserError."""
-        expected = Expected("", str(self.run_config["token"]), 0, "handshake")
-        if reply.metadata.src_node_id != node:
-            raise RejectedReplyError(f"it comes from another node, {reply.metadata.src_node_id}")
+        source = reply.metadata.src_node_id
+        if source != node:
+            raise RejectedReplyError(f"it comes from another node, {source}")
+        token = str(self.run_config["token"])
+        expected = Expected("", token, 0, "handshake")
         sites = checked(partial(read_sites, node), reply.content, expected)
         for site, holds in sites:
             self._take_site(node, site, holds)
@@ -260,8 +303,11 @@ class Roster:
             self._others[node] = claim
             logger.warning("%s: refused", reason)
             return
-        expected = self.target if site.role == "target" and self.target else self.sites.get(site.client)
-        if expected is None or (expected.client, expected.role) != (site.client, site.role):
+        expected = self.sites.get(site.client)
+        if site.role == "target" and self.target:
+            expected = self.target
+        is_needed = expected is not None and (expected.client, expected.role) == (site.client, site.role)
+        if expected is None or not is_needed:
             self._others[node] = holds
             return
         if expected.node_id in self._online and expected.node_id != node:
@@ -278,8 +324,10 @@ class Roster:
 
     def _refuse(self, node: int, reason: str) -> None:
         """Handles a node that answers with an error: ends the run, or gives up this client when others may continue."""
-        sites = [site for site in (*self.sites.values(), self.target) if site and site.node_id == node]
-        who, line = name_of(node, self.identify), one_line(reason[-MOST_REASON:])
+        sites = [site for site in self._all_sites().values() if site.node_id == node]
+        who = name_of(node, self.identify)
+        text = reason[-MOST_REASON:]
+        line = one_line(text)
         if self.tolerant and sites:
             names = ", ".join(repr(site.client) for site in sites)
             logger.warning("client %s came back and fails: %s", names, line)
@@ -289,9 +337,11 @@ class Roster:
             logger.warning("%s fails in the handshake: %s", who, line)
             self._others[node] = f"{who}, which fails"
         elif USER_ERROR in reason:
-            raise UserError((f"{who}: " if self.identify else "") + one_line(reason.split(USER_ERROR, 1)[1]))
+            _, message = reason.split(USER_ERROR, 1)
+            whose = f"{who}: " if self.identify else ""
+            raise UserError(whose + one_line(message))
         else:
-            raise ClientFailedError(f"{who} failed in the handshake:\n{reason[-MOST_REASON:].rstrip()}")
+            raise ClientFailedError(f"{who} failed in the handshake:\n{text.rstrip()}")
 
 
 class OpenRoster(Roster):
@@ -318,21 +368,24 @@ class OpenRoster(Roster):
 
     def _meet(self, deadline: float) -> None:
         """Asks all nodes that are online, until enough have said who they are; logs once for whom it waits."""
-        first_line = time.monotonic() + FIRST_SECONDS
+        next_line = time.monotonic() + FIRST_SECONDS
         while True:
             self._listen()
-            awaited = bool(self.target) and bool(self.missing([self.target.client]))  # type: ignore[union-attr]
-            if len(self.sites) >= self.least and not self._waiting and not awaited:
+            target_is_away = self.target is not None and bool(self.missing([self.target.client]))
+            if len(self.sites) >= self.least and not self._waiting and not target_is_away:
                 return
-            left = deadline - time.monotonic()
+            now = time.monotonic()
+            left = deadline - now
+            lacks = self._lacks(target_is_away)
             if left <= 0:
-                near = nearest(self.target.client, self.sites) if awaited and self.target else ""
-                raise ClientFailedError(f"{len(self.sites)} clients answered in time{self._lacks(awaited)}; "
-                                        f"{near}here are: {first_few(self.sites)}")  # fmt: skip
-            if time.monotonic() >= first_line:
-                first_line = math.inf
-                app_logger.warning("fedsim: waiting %.0f s more (wait_for_sites): %d clients have answered (%s)%s",
-                                   left, len(self.sites), first_few(self.sites), self._lacks(awaited))  # fmt: skip
+                near = nearest(self.target.client, self.sites) if target_is_away and self.target else ""
+                answered = f"{len(self.sites)} clients answered in time"
+                raise ClientFailedError(f"{answered}{lacks}; {near}here are: {first_few(self.sites)}")
+            if now >= next_line:
+                next_line = math.inf
+                waiting = f"fedsim: waiting {left:.0f} s more (wait_for_sites)"
+                answered = f"{len(self.sites)} clients have answered ({first_few(self.sites)})"
+                app_logger.warning("%s: %s%s", waiting, answered, lacks)
             time.sleep(POLL_SECONDS)
 
     def _lacks(self, awaited: bool) -> str:
