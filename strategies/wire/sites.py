@@ -124,7 +124,7 @@ def read_fingerprint(client: str, answer: Mapping[str, Json]) -> dict[str, int |
 
 
 def is_fingerprint(data: Mapping[str, Json]) -> bool:
-    """Whether these are the two numbers and two hashes of a fingerprint; `environment` and `nameless` may be missing."""
+    """Whether these are the numbers and hashes of a fingerprint; `environment` and `nameless` may be missing."""
     numbers = (data.get("images"), data.get("environment", 0))
     hashes = (data.get("content"), data.get("nameless", "0" * 20))
     has_numbers = all(type(number) is int for number in numbers)
