@@ -110,10 +110,9 @@ def _unpack_whole(message: object) -> RecordDict:
     """The content that these bytes hold; ValueError when they are too many or hold none."""
     if not isinstance(message, bytes) or len(message) > MOST_WHOLE:
         raise ValueError(f"a packed message that is not bytes, or more than {MOST_WHOLE} of them")
-    proto = private("flwr.proto.recorddict_pb2:RecordDict")
-    from_proto = private("flwr.common.serde:recorddict_from_proto")
     try:
-        return from_proto(proto.FromString(message))
+        proto = private("flwr.proto.recorddict_pb2:RecordDict").FromString(message)
+        return private("flwr.common.serde:recorddict_from_proto")(proto)
     except (DecodeError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"a packed message that Flower cannot read: {reason}") from None
