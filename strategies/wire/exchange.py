@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecordValues, Message, RecordDict
 
@@ -31,6 +31,7 @@ KINDS = {"evaluate": "evaluate", "collect": "query.collect", "doubt": "query.dou
 CLOCKS = 1.0  # seconds that a client's clock may count more than the server's
 
 T = TypeVar("T")
+Failure = tuple[str, str]  # (reason, traceback of the client)
 
 
 class Exchange:
@@ -121,6 +122,7 @@ class Exchange:
         records: Callable[[str], Mapping[str, ArrayRecord]],
         more: Mapping[str, ConfigRecordValues],
     ) -> Iterator[Message]:
+        """The messages of this phase, each made when it is its turn; the arguments are those of `messages`."""
         kind = KINDS.get(self._phase, "train")
         common: Config = {**self.run_config, "round": self.notes.round, "phase": self._phase, **more}
         common["saved-round"] = self.saved_round
@@ -132,9 +134,11 @@ class Exchange:
         for client in sorted(self._asked, key=lambda client: -self.sites[client].examples):
             of_client = records(client)
             self.notes.count(client, "down", sizes | payloads(of_client), {*model, *of_client})
-            config = {**common, "client": client, "state-round": self.state.stored.get(client, -1)}
-            content = content_of({**model, **of_client, "config": config_record(config)})
-            yield self._sent.add(client, Message(content, self.sites[client].node_id, kind))
+            state_round = self.state.stored.get(client, -1)
+            config = config_record({**common, "client": client, "state-round": state_round})
+            content = content_of({**model, **of_client, "config": config})
+            message = Message(content, self.sites[client].node_id, kind)
+            yield self._sent.add(client, message)
 
     @property
     def asked(self) -> int:
@@ -148,7 +152,8 @@ class Exchange:
     def again(self, client: str) -> Message:
         """A client's message for the node that it has now; its reply replaces that of the first message."""
         message = self._sent.open[client]
-        renewed = Message(message.content, self.sites[client].node_id, message.metadata.message_type)
+        node = self.sites[client].node_id
+        renewed = Message(message.content, node, message.metadata.message_type)
         return self._sent.add(client, renewed)
 
     def check(
@@ -158,14 +163,14 @@ class Exchange:
         refusal: str,
         wanted: Callable[[Expected], Expected] = lambda expected: expected,
         keep: Callable[[T], T] = lambda result: result,
-    ) -> tuple[dict[str, T], dict[str, tuple[str, str]]]:
+    ) -> tuple[dict[str, T], dict[str, Failure]]:
         """The results of a check of each reply, and the failures (reason, traceback), both by client.
 
         Replies are checked as they arrive, and only what `keep` makes of a result is kept; it stores, and refuses
         nothing. `wanted` fills in the fields of `Expected` that the message itself does not say.
         """
         results: dict[str, T] = {}
-        failures: dict[str, tuple[str, str]] = {}
+        failures: dict[str, Failure] = {}
         for reply in replies:
             client = self._sent.match(reply)
             if not client:
@@ -174,15 +179,20 @@ class Exchange:
                 failures[client] = failure_reason(reply), str(reply.error.reason)
             else:
                 expected = wanted(self._expected(client))
-                names = {"arrays", *(bank.name for bank in expected.banks)}
-                self.notes.count(client, "up", payloads(arrays_of(reply.content)), names)
-                self.bound_seconds(client, reply.content)
+                self._measure(reply.content, expected)
                 try:
                     results[client] = keep(checked(check, reply.content, expected))
                 except RejectedReplyError as error:
                     failures[client] = f"{refusal}: {error}", ""
             del reply  # while the next one is on its way, there is room for one reply
         return results, failures
+
+    def _measure(self, content: RecordDict, expected: Expected) -> None:
+        """Counts the bytes of a reply, and bounds the seconds that it reports."""
+        names = {"arrays", *(bank.name for bank in expected.banks)}
+        sizes = payloads(arrays_of(content))
+        self.notes.count(expected.client, "up", sizes, names)
+        self.bound_seconds(expected.client, content)
 
     def bound_seconds(self, client: str, content: RecordDict) -> None:
         """Puts the time since the phase began in the place of every longer time that a reply reports, with a note.
@@ -191,25 +201,30 @@ class Exchange:
         waited less than its clients worked.
         """
         waited = time.perf_counter() - self._asked_at
-        record = metrics_of(content).get("metrics")
-        if record is None:
+        metrics = metrics_of(content).get("metrics")
+        if metrics is None:
             return
-        for name, value in list(record.items()):
+        for name, value in list(metrics.items()):
             if not str(name).endswith("_seconds") or not isinstance(value, int | float):
                 continue
             if waited + CLOCKS < value <= LARGEST_METRIC:
-                record[name] = waited
-                self.notes.note(f"client {client!r}: its {name} is {value:.3g}, and the server waited {waited:.3g} s, "
-                                "which is recorded")  # fmt: skip
+                metrics[name] = waited
+                reported = f"client {client!r}: its {name} is {value:.3g}"
+                self.notes.note(f"{reported}, and the server waited {waited:.3g} s, which is recorded")
 
-    def record_failures(self, results: Mapping[str, T], failures: Mapping[str, tuple[str, str]]) -> dict[str, T]:
+    def record_failures(self, results: Mapping[str, T], failures: Mapping[str, Failure]) -> dict[str, T]:
         """The results in domain order, after the failures (a missing reply is one) have been recorded in that order."""
         for line in self._sent.strays:
             self.notes.note(line)
+        silence = self._silence(), ""
+        in_order: dict[str, T] = {}
         for client in self._asked:
-            if client not in results:
-                self.fail(client, *failures.get(client, (self._silence(), "")))
-        return {client: results[client] for client in self._asked if client in results}
+            if client in results:
+                in_order[client] = results[client]
+            else:
+                reason, traceback = failures.get(client, silence)
+                self.fail(client, reason, traceback)
+        return in_order
 
     def check_one(
         self, reply: Message | None, check: Callable[[RecordDict, Expected], T], expected: Expected, refusal: str
@@ -230,11 +245,15 @@ class Exchange:
     def _silence(self) -> str:
         return f"no reply within {self.experiment.run.timeout:g} s"
 
-    def record_silent(self, results: Mapping[str, T], failures: Mapping[str, tuple[str, str]]) -> None:
+    def record_silent(self, results: Mapping[str, T], failures: Mapping[str, Failure]) -> None:
         """Records who did not answer. What the others say of a model that was taken back is no failure of theirs."""
         lost = tuple(f"error {code}:" for code in LOST)
-        answered = {client: failure for client, failure in failures.items() if not failure[0].startswith(lost)}
-        self.record_failures({**results, **answered}, failures)
+        answered: dict[str, Any] = dict(results)
+        for client, failure in failures.items():
+            reason, _ = failure
+            if not reason.startswith(lost):
+                answered[client] = failure
+        self.record_failures(answered, failures)
 
     def fail(self, client: str, reason: str, traceback: str = "") -> None:
         """Records a failure. With `on_client_failure = "stop"` it ends the run with the client's own traceback."""
@@ -283,5 +302,6 @@ class Encoder:
             if earlier is arrays:
                 return record
         record = state_to_record(arrays)
-        self._kept = [*self._kept[1 - KEPT_RECORDS :], (arrays, record)]
+        newest = self._kept[1 - KEPT_RECORDS :]
+        self._kept = [*newest, (arrays, record)]
         return record
