@@ -66,8 +66,11 @@ def check_sums(content: RecordDict, expected: Expected, heads: Mapping[str, Head
     sums = read_arrays(SUMS, arrays_of(content)[SUMS])
     check_arrays(sums, heads)
     counts = sums.get("counts")
-    if counts is not None and ((counts < 0).any() or counts.sum() != examples):
-        raise RejectedReplyError(f"its counts of scores are not those of {examples} examples")
-    if any(np.abs(values).max() > LARGEST_METRIC for values in sums.values()):
-        raise RejectedReplyError(f"a sum is larger than {LARGEST_METRIC:g} in size")
+    if counts is not None:
+        is_negative = (counts < 0).any()
+        if is_negative or counts.sum() != examples:
+            raise RejectedReplyError(f"its counts of scores are not those of {examples} examples")
+    for values in sums.values():
+        if np.abs(values).max() > LARGEST_METRIC:
+            raise RejectedReplyError(f"a sum is larger than {LARGEST_METRIC:g} in size")
     return sums, examples

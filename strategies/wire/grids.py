@@ -94,8 +94,11 @@ class QuickGrid(WrappedGrid):
             return list(self._grid.push_messages(messages))
         with packed(messages) if self.packs else nullcontext():
             ids = list(self._grid.push_messages(messages))
-        self._sent.update({key: message for key, message in zip(ids, messages) if key})
-        self._forget(list(self._sent)[:-KEPT_MESSAGES])
+        for key, message in zip(ids, messages):
+            if key:
+                self._sent[key] = message
+        oldest = list(self._sent)[:-KEPT_MESSAGES]
+        self._forget(oldest)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
@@ -117,17 +120,21 @@ class QuickGrid(WrappedGrid):
         started = quiet_since = time.monotonic()
         while True:
             fresh = list(islice(source, WINDOW - len(waiting)))
-            waiting |= {key for key in self.push_messages(fresh) if key} if fresh else set()
+            if fresh:
+                waiting |= {key for key in self.push_messages(fresh) if key}
             for reply in self.pull_messages(list(waiting)) if waiting else ():
                 waiting.discard(reply.metadata.reply_to_message_id)
-                quiet_since = time.monotonic() if fresh else quiet_since  # there may be more to send
+                if fresh:  # there may be more to send
+                    quiet_since = time.monotonic()
                 yield reply
                 del reply
-            waited = time.monotonic() - started
-            if (not waiting and not fresh) or (timeout is not None and waited >= timeout):
+            now = time.monotonic()
+            waited = now - started
+            is_late = timeout is not None and waited >= timeout
+            if is_late or (not waiting and not fresh):
                 break
             if waiting:
-                seconds = pause(time.monotonic() - quiet_since)
+                seconds = pause(now - quiet_since)
                 time.sleep(seconds if timeout is None else min(seconds, timeout - waited))
         self._forget(waiting)
 
@@ -168,7 +175,8 @@ class PatientGrid(WrappedGrid):
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
         """Send messages, pass on replies as they come, and ask once more for lost ones, within `run.patience`."""
         lost = yield from self._sent(messages, timeout)
-        deadline, attempts = time.monotonic() + self._patience, 1
+        deadline = time.monotonic() + self._patience
+        attempts = 1
         while lost and attempts < MOST_ATTEMPTS and time.monotonic() < deadline:
             roster = self._exchange.roster
             if roster is None or not self._back(roster, list(lost), deadline):
@@ -184,7 +192,9 @@ class PatientGrid(WrappedGrid):
         """Send messages and pass on the replies; returns the errors in place of replies that were lost, by client."""
         lost: dict[str, Message] = {}
         for reply in self._grid.send_and_receive(messages, timeout=timeout):
-            client = self._exchange.awaited(reply) if reply.has_error() and reply.error.code in LOST else ""
+            client = ""
+            if reply.has_error() and reply.error.code in LOST:
+                client = self._exchange.awaited(reply)
             if client:
                 lost[client] = reply
             else:

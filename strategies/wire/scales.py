@@ -24,7 +24,8 @@ def read_moments(answer: Mapping[str, Json]) -> Moments | None:
     if "scale-counts" not in answer:
         return None
     counts = _numbers(answer.get("scale-counts"), int)
-    sums, squares = (_numbers(answer.get(f"scale-{key}"), float) for key in ("sums", "squares"))
+    sums = _numbers(answer.get("scale-sums"), float)
+    squares = _numbers(answer.get("scale-squares"), float)
     moments = Moments(counts, sums, squares)
     if not moments.is_valid:
         raise ValueError("its sums of features contradict each other, or are not finite")
