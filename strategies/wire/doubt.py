@@ -35,7 +35,8 @@ def sums_of_sources(server: Server, grid: Grid, model: ArrayRecord, asked: Confi
     model: all tensors that travel
     asked: `temperatures`, of which the reply has `slopes`, or a `temperature`, of whose scores it has `counts`
     """
-    exchange, run = server.exchange, server.experiment.run
+    exchange = server.exchange
+    run = server.experiment.run
     temperatures = asked.get("temperatures")
     heads: dict[str, Head] = {"counts": ((BINS,), np.dtype(np.int64))}
     if isinstance(temperatures, list):

@@ -59,7 +59,9 @@ class Exchange:
         metric: str = CLASSIFICATION.metric,
     ) -> None:
         self.metric = metric
-        self.experiment, self.run_config, self.state = experiment, run_config, state
+        self.experiment = experiment
+        self.run_config = run_config
+        self.state = state
         self.token = str(run_config["token"])
         self.sites: dict[str, Site] = {}
         self.roster: Roster | None = None
@@ -82,7 +84,8 @@ class Exchange:
     def join(self, roster: Roster) -> None:
         """Waits for the sites (`run.wait_for_sites`); ClientFailedError names the missing sites that the run needs."""
         roster.gather(self.experiment.run)
-        self.roster, self.sites = roster, roster.sites
+        self.roster = roster
+        self.sites = roster.sites
 
     def begin(self, number: int) -> RoundNotes:
         """Begins a round; returns its notes, which are empty."""
@@ -107,7 +110,8 @@ class Exchange:
         if self.roster is not None and clients:  # sites may come and go between two phases
             self.roster.gather(self.experiment.run, clients)
             away = set(self.roster.missing(clients))
-        self._sent, self._phase = Sent(), phase
+        self._sent = Sent()
+        self._phase = phase
         self._asked_at = time.perf_counter()
         for client in clients:
             self.notes.row(client)

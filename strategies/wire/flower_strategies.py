@@ -76,7 +76,8 @@ def optimizer_step(
 
     memory: `m:NAME` (momentum, first moment) and `v:NAME` (second moment) of every tensor; empty before the first step
     """
-    m, v = _moments(memory, "m", fused), _moments(memory, "v", fused)
+    m = _moments(memory, "m", fused)
+    v = _moments(memory, "v", fused)
     if isinstance(strategy, FedAvgM):
         strategy.current_arrays = record(start)
         strategy.momentum_vector = list(m.values()) or None

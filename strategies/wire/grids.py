@@ -79,7 +79,8 @@ class QuickGrid(WrappedGrid):
 
     def __init__(self, grid: Grid, largest_reply: int = LARGEST_REPLY, packs: bool = True) -> None:
         super().__init__(grid)
-        self.largest_reply, self.packs = largest_reply, packs
+        self.largest_reply = largest_reply
+        self.packs = packs
         self._puller = Puller(grid) if is_flowers_own(grid) else None
         self._sent: dict[str, Message] = {}  # not answered yet
 
@@ -170,7 +171,8 @@ class PatientGrid(WrappedGrid):
 
     def __init__(self, grid: Grid, exchange: Exchange, patience: float) -> None:
         super().__init__(grid)
-        self._exchange, self._patience = exchange, patience
+        self._exchange = exchange
+        self._patience = patience
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
         """Send messages, pass on replies as they come, and ask once more for lost ones, within `run.patience`."""

@@ -54,7 +54,10 @@ class Roster:
         identify: Identify | None = None,
         frozen: str = "",
     ) -> None:
-        self.grid, self.classes, self.run_config, self.identify = grid, classes, run_config, identify
+        self.grid = grid
+        self.classes = classes
+        self.run_config = run_config
+        self.identify = identify
         self.frozen = frozen
         self.sites = {client: Site(client) for client in clients}
         self.target = Site(target, role="target") if target else None
@@ -157,7 +160,8 @@ class Roster:
     def _patience_left(self, patience: float, clients: Collection[str]) -> float:
         """The number of seconds to wait for those of the clients that are away now."""
         self._listen()
-        missing, now = self.missing(clients), time.monotonic()
+        missing = self.missing(clients)
+        now = time.monotonic()
         away = {client: since for client, since in self._away.items() if client not in clients}
         left = 0.0
         for client in missing:
@@ -353,7 +357,8 @@ class OpenRoster(Roster):
 
     def __init__(self, grid: Grid, least: int, run_config: Config, classes: int = 0, target: str = "") -> None:
         super().__init__(grid, (), classes, run_config, target)
-        self.least, self.is_open = least, True
+        self.least = least
+        self.is_open = True
 
     def call(self, wait: float, clients: Collection[str] | None = None, enough: int | None = None) -> list[str]:
         """Learns the names of the clients at first; then as `Roster.call`.

@@ -87,10 +87,14 @@ class AppGrid(WrappedGrid):
         score: str = "",
     ) -> None:
         super().__init__(grid)
-        self.initial, self.banks, self.state = initial, banks, state
+        self.initial = initial
+        self.banks = banks
+        self.state = state
         self.needs = sorted(needs, key=lambda name: (name in MADE_OF, name))
-        self.target, self.score = target, score
-        self.train_config, self.evaluate_config = ConfigRecord(), ConfigRecord()
+        self.target = target
+        self.score = score
+        self.train_config = ConfigRecord()
+        self.evaluate_config = ConfigRecord()
         self.silent: set[int] = set()  # the nodes whose app cannot evaluate
         self.introduced: dict[str, str] = {}  # by client: what fedsim's own clients said of themselves
         self.evaluated: dict[str, dict[str, float]] = {}  # by client: the metrics of its last reply to evaluate
@@ -133,9 +137,11 @@ class AppGrid(WrappedGrid):
 
     def _outgoing(self, message: Message) -> Message:
         """A message as Flower's own strategies send it: tensors, and a config with the number of the round."""
-        kind, settings = "evaluate", self.evaluate_config
+        kind = "evaluate"
+        settings = self.evaluate_config
         if message.metadata.message_type == "train":
-            kind, settings = "train", self.train_config
+            kind = "train"
+            settings = self.train_config
         number = config_of(message.content)["round"]
         config = ConfigRecord({**settings, "server-round": number})
         records = arrays_of(message.content) or {"arrays": self.initial}
@@ -146,7 +152,8 @@ class AppGrid(WrappedGrid):
         """The reply to our message that the reply to the sent message stands for."""
         stamp(ours, sent.metadata.message_id)
         asked = config_of(ours.content)
-        client, phase = str(asked["client"]), str(asked["phase"])
+        client = str(asked["client"])
+        phase = str(asked["phase"])
         content = RecordDict()
         if reply.has_content():
             content = reply.content

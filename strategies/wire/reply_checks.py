@@ -160,7 +160,8 @@ def check_validation(content: RecordDict, expected: Expected) -> dict[str, float
 
 def validation_columns(metrics: dict[str, float], expected: Expected) -> dict[str, float]:
     """These metrics of a validation as columns of clients.csv; raises RejectedReplyError for wrong names and values."""
-    task, by = BY_METRIC[expected.metric], expected.select_by
+    task = BY_METRIC[expected.metric]
+    by = expected.select_by
     metric = task.metric
     needed = set(VALIDATION_METRICS)
     if not task.can_be_undefined:
@@ -236,7 +237,8 @@ def check_names(what: str, present: Collection[str], needed: Collection[str], op
     missing = [name for name in needed if name not in present]
     extra = [name for name in present if name not in needed and name not in optional]
     if missing or extra:
-        lacks, has = f"missing {what} {missing[:3]}", f"unexpected {what} {extra[:3]}"
+        lacks = f"missing {what} {missing[:3]}"
+        has = f"unexpected {what} {extra[:3]}"
         raise RejectedReplyError(f"{lacks}, {has}")
 
 
@@ -244,7 +246,8 @@ def check_echo(content: RecordDict, expected: Expected) -> None:
     """Raises unless the reply repeats token, client, round and phase, and the site's data are as in the handshake."""
     echo = config_of(content, "echo")
     for key in ECHOED:
-        value, want = echo.get(key), getattr(expected, key)
+        value = echo.get(key)
+        want = getattr(expected, key)
         if type(value) is not type(want) or value != want:
             difference = f"{key} is {reprlib.repr(value)}, expected {want!r}"
             raise RejectedReplyError(f"it answers another message: {difference}")
@@ -304,7 +307,8 @@ def check_columns(metrics: Mapping[str, float], expected: Expected) -> None:
     if columns is not None:
         check_names("metrics", sorted(metrics), (), {*expected.metrics, *columns})
     for name in SPENT:
-        value, order = metrics.get(name, 0), expected.order.get(name)
+        value = metrics.get(name, 0)
+        order = expected.order.get(name)
         if columns is not None and not float(value).is_integer():
             raise RejectedReplyError(f"{name} is {value!r}, not a whole number")
         if order is not None and value > SLACK * order:

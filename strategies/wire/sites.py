@@ -70,7 +70,8 @@ def read_sites(node: int, content: RecordDict, expected: Expected) -> list[tuple
 
 def read_site(node: int, answer: Mapping[str, Json]) -> tuple[Site, str]:
     """One client of a node with what it reports about itself, and the name of the data that the node holds."""
-    client, role = answer.get("client"), answer.get("role")
+    client = answer.get("client")
+    role = answer.get("role")
     if not isinstance(client, str) or role not in ("source", "target"):
         raise RejectedReplyError(f"it is {reprlib.repr(client)} with the role {reprlib.repr(role)}")
     counts = read_counts(client, answer)
@@ -101,7 +102,8 @@ def read_site(node: int, answer: Mapping[str, Json]) -> tuple[Site, str]:
 
 def read_counts(client: str, answer: Mapping[str, Json]) -> tuple[int, ...]:
     """The client's numbers of examples by class; RejectedReplyError unless they and `examples` are whole numbers."""
-    examples, counts = answer.get("examples"), answer.get("class-counts")
+    examples = answer.get("examples")
+    counts = answer.get("class-counts")
     if isinstance(counts, list) and all(is_count(number) for number in [examples, *counts]):
         return tuple(counts)
     raise RejectedReplyError(f"client {client!r} reports numbers of examples that are not whole numbers")

@@ -87,7 +87,8 @@ class TargetSite:
     """The exchange with the unseen domain's site: one message per round, and its reply is checked like a client's."""
 
     def __init__(self, exchange: Exchange, roster: Roster, form: DetailForm | None = None) -> None:
-        self.exchange, self.roster = exchange, roster
+        self.exchange = exchange
+        self.roster = roster
         self.form = form or DetailForm()
         self._score = TargetScore()
         self._sent: Message | None = None
@@ -102,8 +103,11 @@ class TargetSite:
 
     def messages(self, round: int, arrays: ArrayRecord, entries: Entries) -> list[Message]:
         """The global model, with the bank entries that the inference rule wants; no message to a missing site."""
-        exchange, client = self.exchange, self.site.client
-        self._score, self._sent, self._reply = TargetScore(), None, None
+        exchange = self.exchange
+        client = self.site.client
+        self._score = TargetScore()
+        self._sent = None
+        self._reply = None
         self._round = round
         if self.roster.missing([client]):
             exchange.fail(client, NOT_ONLINE)
@@ -132,7 +136,8 @@ class TargetSite:
         """Keep the score of our message's reply, unless its model is not used. A failure is handled as
         `run.on_client_failure`."""
         if self._sent is not None and (used or self._reply is None):
-            exchange, site = self.exchange, self.site
+            exchange = self.exchange
+            site = self.site
             expected = Expected(
                 client=site.client,
                 token=exchange.token,
@@ -191,7 +196,8 @@ def read_score(form: DetailForm, content: RecordDict, expected: Expected) -> tup
     check_echo(content, expected)
     metrics = read_metrics(content)
     check_examples(metrics, expected.examples)
-    metric, needed = expected.metric, ["evaluation_seconds", "loss"]
+    metric = expected.metric
+    needed = ["evaluation_seconds", "loss"]
     if not BY_METRIC[metric].can_be_undefined:
         needed = sorted([metric, *needed])
     check_names("metrics", sorted(metrics), needed, {metric})

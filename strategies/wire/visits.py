@@ -30,7 +30,8 @@ KIND = "query.visit"
 
 def make_visits(server: Server, grid: Grid, moment: str, model: ArrayDict, view: ServerRound) -> ArrayDict:
     """The model after the visits of a moment; `view` gets the answers, and the banks that they fill."""
-    parts, state = server.parts, server.state
+    parts = server.parts
+    state = server.state
     if not parts.training:
         return model
     for visit in parts.recipe.visits:
@@ -50,7 +51,8 @@ def make_visits(server: Server, grid: Grid, moment: str, model: ArrayDict, view:
 
 def make_visit(server: Server, grid: Grid, visit: Visit, model: ArrayDict, view: ServerRound) -> ArrayDict:
     """The model after one visit; the same model when nothing was asked, or no answer is accepted."""
-    parts, key = server.parts, f"visits.{visit.phase}"
+    parts = server.parts
+    key = f"visits.{visit.phase}"
     before = parts.view(view, key)
     question = visit.ask(model, before)
     if question is None:
@@ -75,7 +77,8 @@ def ask_target(
     A failure is recorded, or ends the run, like that of another client. In a deployment the target's site is asked. In
     a simulation it is the first node, because every node can act as any client.
     """
-    client, roster = exchange.experiment.run.target, exchange.roster
+    client = exchange.experiment.run.target
+    roster = exchange.roster
     site = roster.target if roster is not None else None
     if roster is not None and site and roster.missing([site.client]):
         exchange.fail(client, NOT_ONLINE)
