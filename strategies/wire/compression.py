@@ -10,16 +10,16 @@ else travels as it is: counters and running statistics, because a rounded varian
 themselves and upload, because they received nothing that it could be a move from; and the records of banks.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 import numpy as np
 
 from strategies.parts import Compress
 from strategies.server_round import ArrayDict, Arrays
-from strategies.stored import Head, heads_of
+from strategies.stored import Head, Heads, heads_of
 
 
-def compressed(heads: Mapping[str, Head], parameters: Collection[str]) -> dict[str, Head]:
+def compressed(heads: Heads, parameters: Collection[str]) -> dict[str, Head]:
     """Shapes and types of the tensors whose moves are compressed, by name, in the order of the names."""
     moves = {}
     for name in sorted(heads):
@@ -29,7 +29,7 @@ def compressed(heads: Mapping[str, Head], parameters: Collection[str]) -> dict[s
     return moves
 
 
-def reply_form(compress: Compress, heads: Mapping[str, Head], parameters: Collection[str]) -> dict[str, Head]:
+def reply_form(compress: Compress, heads: Heads, parameters: Collection[str]) -> dict[str, Head]:
     """Shapes and types of the tensors of a reply, given those of the model."""
     moves = compressed(heads, parameters)
     unchanged = {name: head for name, head in heads.items() if name not in moves}

@@ -17,6 +17,7 @@ from strategies.wire.matching import LOST, Sent
 from strategies.wire.reply_checks import (
     LARGEST_METRIC,
     MEASURED,
+    Check,
     Expected,
     RejectedReplyError,
     checked,
@@ -31,7 +32,8 @@ KINDS = {"evaluate": "evaluate", "collect": "query.collect", "doubt": "query.dou
 CLOCKS = 1.0  # seconds that a client's clock may count more than the server's
 
 T = TypeVar("T")
-Failure = tuple[str, str]  # (reason, traceback of the client)
+Failures = dict[str, tuple[str, str]]  # (reason, traceback of the client) by client
+RecordsOf = Callable[[str], Mapping[str, ArrayRecord]]  # the records for a client, by its name
 
 
 class Exchange:
@@ -97,7 +99,7 @@ class Exchange:
         phase: str,
         arrays: ArrayRecord | None,
         clients: Sequence[str],
-        records: Callable[[str], Mapping[str, ArrayRecord]] = lambda client: {},
+        records: RecordsOf = lambda client: {},
         **more: ConfigRecordValues,
     ) -> Iterator[Message]:
         """One message per client that is online, made when it is its turn: tensors, further records, config.
@@ -121,17 +123,11 @@ class Exchange:
         return self._made(arrays, records, more)
 
     def _made(
-        self,
-        arrays: ArrayRecord | None,
-        records: Callable[[str], Mapping[str, ArrayRecord]],
-        more: Mapping[str, ConfigRecordValues],
+        self, arrays: ArrayRecord | None, records: RecordsOf, more: Mapping[str, ConfigRecordValues]
     ) -> Iterator[Message]:
         """The messages of this phase, each made when it is its turn; the arguments are those of `messages`."""
         kind = KINDS.get(self._phase, "train")
-        common: Config = {**self.run_config, "round": self.notes.round, "phase": self._phase, **more}
-        common["saved-round"] = self.saved_round
-        if self.experiment.train.budget != "paper":
-            common["counts"] = [site.examples for site in self.sites.values() if site.examples]
+        common = self._common_config(more)
         model = {} if arrays is None else {"arrays": arrays}
         sizes = payloads(model)
         # The largest first: where processes take one client after the other, the last of them are short.
@@ -143,6 +139,15 @@ class Exchange:
             content = content_of({**model, **of_client, "config": config})
             message = Message(content, self.sites[client].node_id, kind)
             yield self._sent.add(client, message)
+
+    def _common_config(self, more: Mapping[str, ConfigRecordValues]) -> Config:
+        """What the config of every message of this phase says."""
+        config: Config = {**self.run_config, "round": self.notes.round, "phase": self._phase, **more}
+        config["saved-round"] = self.saved_round
+        if self.experiment.train.budget != "paper":
+            counts = [site.examples for site in self.sites.values()]
+            config["counts"] = [count for count in counts if count]
+        return config
 
     @property
     def asked(self) -> int:
@@ -162,19 +167,19 @@ class Exchange:
 
     def check(
         self,
-        check: Callable[[RecordDict, Expected], T],
+        check: Check[T],
         replies: Iterable[Message],
         refusal: str,
         wanted: Callable[[Expected], Expected] = lambda expected: expected,
         keep: Callable[[T], T] = lambda result: result,
-    ) -> tuple[dict[str, T], dict[str, Failure]]:
+    ) -> tuple[dict[str, T], Failures]:
         """The results of a check of each reply, and the failures (reason, traceback), both by client.
 
         Replies are checked as they arrive, and only what `keep` makes of a result is kept; it stores, and refuses
         nothing. `wanted` fills in the fields of `Expected` that the message itself does not say.
         """
         results: dict[str, T] = {}
-        failures: dict[str, Failure] = {}
+        failures: Failures = {}
         for reply in replies:
             client = self._sent.match(reply)
             if not client:
@@ -209,14 +214,15 @@ class Exchange:
         if metrics is None:
             return
         for name, value in list(metrics.items()):
-            if not str(name).endswith("_seconds") or not isinstance(value, int | float):
+            is_time = str(name).endswith("_seconds")
+            if not is_time or not isinstance(value, int | float):
                 continue
             if waited + CLOCKS < value <= LARGEST_METRIC:
                 metrics[name] = waited
                 reported = f"client {client!r}: its {name} is {value:.3g}"
                 self.notes.note(f"{reported}, and the server waited {waited:.3g} s, which is recorded")
 
-    def record_failures(self, results: Mapping[str, T], failures: Mapping[str, Failure]) -> dict[str, T]:
+    def record_failures(self, results: Mapping[str, T], failures: Failures) -> dict[str, T]:
         """The results in domain order, after the failures (a missing reply is one) have been recorded in that order."""
         for line in self._sent.strays:
             self.notes.note(line)
@@ -230,9 +236,7 @@ class Exchange:
                 self.fail(client, reason, traceback)
         return in_order
 
-    def check_one(
-        self, reply: Message | None, check: Callable[[RecordDict, Expected], T], expected: Expected, refusal: str
-    ) -> T | None:
+    def check_one(self, reply: Message | None, check: Check[T], expected: Expected, refusal: str) -> T | None:
         """The result of the check of a reply that comes alone; None when it is missing or fails, which is recorded."""
         if reply is None:
             self.fail(expected.client, self._silence())
@@ -249,7 +253,7 @@ class Exchange:
     def _silence(self) -> str:
         return f"no reply within {self.experiment.run.timeout:g} s"
 
-    def record_silent(self, results: Mapping[str, T], failures: Mapping[str, Failure]) -> None:
+    def record_silent(self, results: Mapping[str, T], failures: Failures) -> None:
         """Records who did not answer. What the others say of a model that was taken back is no failure of theirs."""
         lost = tuple(f"error {code}:" for code in LOST)
         answered: dict[str, Any] = dict(results)

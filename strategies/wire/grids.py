@@ -180,11 +180,12 @@ class PatientGrid(WrappedGrid):
         deadline = time.monotonic() + self._patience
         attempts = 1
         while lost and attempts < MOST_ATTEMPTS and time.monotonic() < deadline:
+            clients = list(lost)
             roster = self._exchange.roster
-            if roster is None or not self._back(roster, list(lost), deadline):
+            if roster is None or not self._back(roster, clients, deadline):
                 break
-            away = roster.missing(list(lost))
-            again = [self._exchange.again(client) for client in lost if client not in away]
+            away = roster.missing(clients)
+            again = [self._exchange.again(client) for client in clients if client not in away]
             lost = {client: lost[client] for client in away}
             lost |= yield from self._sent(again, timeout)
             attempts += 1

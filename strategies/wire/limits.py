@@ -31,6 +31,8 @@ MOST_HISTORIES = 200  # clients that have a history; with more clients, a round 
 STANDS_OUT = 3.0  # an update is named when it is this many times as large as the others'
 RUINED = 10.0  # a loss that is this many times the lowest of its site, and of 1, is that of a ruined model
 FIRST_LOSS = 10.0  # stands for the lowest loss of a site that has not validated yet: no model is trained then
+Sizes = Mapping[str, float]  # by client, or by the name of a metric
+Reasons = dict[str, str]  # why a client is refused, by client
 BLOCK = 1 << 15  # values that are subtracted and converted at a time, so that they stay in the processor's cache
 
 
@@ -67,8 +69,8 @@ def squared_distance(array: np.ndarray, other: np.ndarray | None) -> float:
 
 def _square(values: np.ndarray, others: np.ndarray | None, dtype: type[np.floating]) -> float:
     difference = values if others is None else np.subtract(values, others, dtype=dtype)
-    difference = difference.astype(np.float64, copy=False)
-    return float(difference @ difference)
+    double = difference.astype(np.float64, copy=False)
+    return float(double @ double)
 
 
 def lower_median(sizes: Sequence[float]) -> float:
@@ -80,12 +82,12 @@ def lower_median(sizes: Sequence[float]) -> float:
 
 
 def over_limit(
-    sizes: Mapping[str, float],
+    sizes: Sizes,
     history: Mapping[str, Sequence[float]],
     previous: float,
     limit: float,
     blamed: Collection[str] = (),
-) -> dict[str, str]:
+) -> Reasons:
     """Clients with an update that is too large, with the reason; none when the limit is 0 (off).
 
     sizes: this round's by client. history: the accepted ones of earlier rounds. previous: the model's norm
@@ -93,7 +95,7 @@ def over_limit(
     """
     if not limit:
         return {}
-    refused: dict[str, str] = {}
+    refused: Reasons = {}
     ordered = sorted(sizes.values())
     for client, size in sizes.items():
         allowed, why = limit, "run.update_limit"
@@ -138,12 +140,12 @@ def either(count: int) -> str:
     return " (of two clients, either may be the wrong one)" if count == 2 else ""
 
 
-def both_of_two(refused: Mapping[str, str], clients: Collection[str]) -> dict[str, str]:
+def both_of_two(refused: Mapping[str, str], clients: Collection[str]) -> Reasons:
     """The refused clients, with the reason; both when two are compared, because either may be the wrong one."""
     if not refused or len(clients) != 2:
         return dict(refused)
     (first, reason), *_ = refused.items()
-    reasons: dict[str, str] = {}
+    reasons: Reasons = {}
     for client in clients:
         whose = "" if client == first else f"of client {first!r}: "
         reasons[client] = f"{whose}{reason}{either(2)}"
@@ -157,15 +159,22 @@ def model_norm(model: Arrays) -> float:
 
 def remember(history: MutableMapping[str, list[float]], client: str, size: float) -> None:
     """Add the size of an accepted update to the history of its client, if that is one of the first clients."""
-    if client in history or len(history) < MOST_HISTORIES:
-        sizes = [*history.get(client, []), size]
-        history[client] = sizes[-KEPT_SIZES:]
+    if not has_room(history, client):
+        return
+    sizes = history.get(client, [])
+    history[client] = [*sizes, size][-KEPT_SIZES:]
+
+
+def has_room(table: Collection[str], client: str) -> bool:
+    """Whether a table by clients may have a line for this one: it has it, or is not full."""
+    return client in table or len(table) < MOST_HISTORIES
 
 
 def lower(lowest: MutableMapping[str, float], client: str, loss: float) -> None:
     """Keep the lowest loss of a client's validations, if that is one of the first clients."""
-    if client in lowest or len(lowest) < MOST_HISTORIES:
-        lowest[client] = min(loss, lowest.get(client, loss))
+    if has_room(lowest, client):
+        before = lowest.get(client, loss)
+        lowest[client] = min(loss, before)
 
 
 COUNTS = {"gradient_count", "steps", "learning_rate"}
@@ -174,8 +183,8 @@ USUAL_LOSS = 1.0  # of clients whose models are good the losses differ by any fa
 
 
 def metrics_over_limit(
-    metrics: Mapping[str, Mapping[str, float]], needed: Collection[str], run: RunSettings, momentum: float
-) -> dict[str, str]:
+    metrics: Mapping[str, Sizes], needed: Collection[str], run: RunSettings, momentum: float
+) -> Reasons:
     """Clients with a number that is too large, with the reason. Only numbers that a server part needs are compared.
 
     Losses are limited by `run.update_limit`. Counts follow the numbers of examples and are limited by
@@ -183,46 +192,50 @@ def metrics_over_limit(
     """
     if len(metrics) < 2:
         return {}
-    refused: dict[str, str] = {}
+    refused: Reasons = {}
     compared = (COUNTS | TRAINING_LOSSES) & set(needed)
     for name in sorted(compared):
         is_loss = name in TRAINING_LOSSES
         setting = "update_limit" if is_loss else "examples_limit"
-        least = USUAL_LOSS if is_loss else 0.0
         limit = getattr(run, setting)
         allowed = limit if is_loss else limit / (1 - momentum)
-        ordered = sorted(abs(values[name]) for values in metrics.values())
-        for client, values in metrics.items():
-            value = values[name]
-            median = upper_median_of_others(ordered, abs(value))
+        least = USUAL_LOSS if is_loss else 0.0
+        values = {client: numbers[name] for client, numbers in metrics.items()}
+        ordered = sorted(map(abs, values.values()))
+        for client, value in values.items():
+            size = abs(value)
+            median = upper_median_of_others(ordered, size)
             bound = allowed * max(median, least)
-            if bound > 0 and abs(value) > bound:
-                comparison = f"its {name} is {value:.3g}, the median of the others {median:.3g}"
-                refused.setdefault(client, f"{comparison}; run.{setting} is {limit:g}")
+            if bound > 0 and size > bound:
+                reported = f"its {name} is {value:.3g}"
+                comparison = f"the median of the others {median:.3g}"
+                reason = f"{reported}, {comparison}; run.{setting} is {limit:g}"
+                refused.setdefault(client, reason)
     return both_of_two(refused, metrics)
 
 
-def doubtful_losses(losses: Mapping[str, float], signed: bool, limit: float) -> dict[str, str]:
+def doubtful_losses(losses: Sizes, signed: bool, limit: float) -> Reasons:
     """Clients whose training loss cannot be true, with the reason.
 
     losses: by client. signed: whether a loss of this recipe may be below 0. A loss whose size is more than `limit`
     (0: off) times the upper median of the others' and of 1 is none of the same task.
     """
-    reasons: dict[str, str] = {}
+    reasons: Reasons = {}
     ordered = sorted(map(abs, losses.values()))
     is_compared = limit > 0 and len(losses) > 1
     for client, loss in losses.items():
-        median = upper_median_of_others(ordered, abs(loss))
-        bound = limit * max(median, USUAL_LOSS)
+        size = abs(loss)
+        median = upper_median_of_others(ordered, size)
+        usual = max(median, USUAL_LOSS)
         if loss < 0 and not signed:
             reasons[client] = f"{loss:.3g} is below 0"
-        elif is_compared and abs(loss) > bound:
+        elif is_compared and size > limit * usual:
             times = f"{limit:g} times that of the others ({median:.3g})"
             reasons[client] = f"{loss:.3g} is more than {times}"
     return reasons
 
 
-def records_over_limit(sizes: Mapping[str, float], model: Arrays, limit: float) -> dict[str, str]:
+def records_over_limit(sizes: Sizes, model: Arrays, limit: float) -> Reasons:
     """Clients with a record of a bank that is too large, with the reason; none when the limit is 0 (off).
 
     sizes: the norms of the records by client
@@ -231,12 +244,14 @@ def records_over_limit(sizes: Mapping[str, float], model: Arrays, limit: float) 
     """
     if not limit:
         return {}
-    refused: dict[str, str] = {}
+    refused: Reasons = {}
     ordered = sorted(sizes.values())
     for client, size in sizes.items():
         median = upper_median_of_others(ordered, size)
-        stands_out = median > 0 and size > limit * median
+        bound = limit * median
+        stands_out = median > 0 and size > bound
         if stands_out and size > model_norm(model):
+            norm = f"its record has the norm {size:.3g}"
             times = f"{size / median:.3g} times the median of the others ({median:.3g})"
-            refused[client] = f"its record has the norm {size:.3g}, {times}; run.update_limit is {limit:g}"
+            refused[client] = f"{norm}, {times}; run.update_limit is {limit:g}"
     return both_of_two(refused, sizes)

@@ -21,7 +21,7 @@ from fedsim.flower.identity import stamp
 from fedsim.tensors.records import Config, arrays_of, config_of, configs_of, metrics_of
 from strategies.state import ServerState
 from strategies.wire.grids import WrappedGrid
-from strategies.wire.reply_checks import ECHOED, RATES, RESERVED, one_line
+from strategies.wire.reply_checks import ECHOED, RATES, RESERVED, Metrics, one_line
 from strategies.wire.target_site import PHASE as TARGET_PHASE
 
 EXAMPLES = "num-examples"
@@ -241,7 +241,7 @@ class AppGrid(WrappedGrid):
         if "steps" in metrics and "gradient_count" in self.needs:
             metrics.setdefault("gradient_count", metrics["steps"])
 
-    def _validated(self, metrics: Mapping[str, float]) -> RecordDict:
+    def _validated(self, metrics: Metrics) -> RecordDict:
         """The reply of a client that has validated, or of the unseen domain's, of these numbers in its metrics."""
         scores = (self.score,) if self.score else SCORES
         answer: Config = {EXAMPLES: metrics[EXAMPLES], "evaluation_seconds": 0.0}

@@ -39,11 +39,12 @@ MOST_WHOLE = 1 << 18  # bytes of a message that is sent as one record
 MOST_HEADER = 1 << 20  # bytes; a record whose header would be longer (10,000 tensors) is sent as it is
 _LENGTH = 8
 
+Packed = dict[int, ArrayRecord]  # packed records by the identity of their record
 Size = Annotated[int, Field(strict=True, ge=0, lt=1 << 62)]
 ROWS = TypeAdapter(list[tuple[StrictStr, StrictStr, list[Size], StrictStr, Size]])  # name, dtype, shape, kind, bytes
 
 
-def packed_message(content: RecordDict, packed: dict[int, ArrayRecord]) -> RecordDict:
+def packed_message(content: RecordDict, packed: Packed) -> RecordDict:
     """The content of a message, packed, with a config that asks for such a reply (ANSWER). `packed`: see `pack`."""
     if "config" in content:
         config = ConfigRecord({**config_of(content), ANSWER: WHOLE})
@@ -57,7 +58,7 @@ def answer(request: RecordDict, content: RecordDict) -> RecordDict:
     return pack(content) if form == WHOLE else content
 
 
-def pack(content: RecordDict, packed: dict[int, ArrayRecord] | None = None) -> RecordDict:
+def pack(content: RecordDict, packed: Packed | None = None) -> RecordDict:
     """The content of a message as one record, or with every record of several tensors packed; itself when it is none.
 
     `packed`: packed records by the identity of their record, kept between messages that share records.

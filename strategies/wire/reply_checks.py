@@ -17,7 +17,7 @@ from fedsim.common.tasks import BY_METRIC, CLASSIFICATION, OF_CLASSES, SOURCE_TE
 from fedsim.tensors.arrays import all_finite, record_to_arrays
 from fedsim.tensors.records import arrays_of, config_of, configs_of, metrics_of
 from strategies.parts import ArrayDict, Arrays, Bank, RefusedUpdateError, ServerRound, Update
-from strategies.stored import Head
+from strategies.stored import Heads
 
 MOST_EXAMPLES = 10**9
 MOST_STEPS = 2**40  # largest value of a batch-norm counter
@@ -46,6 +46,7 @@ OPTIONAL = (*SPENT, "compile_seconds", "side_by_side")  # metrics of some replie
 # The process of a site keeps the images of a run and their fingerprint in memory.
 RESTART = "put back those of before, and restart the site (stop.sh, start.sh), whose process remembers what it read"
 SLACK = 2  # a client may do so many times what its parts plan: a plan may differ a little from round to round
+Metrics = Mapping[str, float]  # by name
 ECHOED = ("token", "client", "round", "phase")
 
 T = TypeVar("T")
@@ -83,7 +84,7 @@ class Expected:
     round: int
     phase: str
     examples: int = 0
-    shapes: Mapping[str, Head] = field(default_factory=dict)
+    shapes: Heads = field(default_factory=dict)
     decode: Callable[[Arrays], Arrays] | None = None
     nonnegative: Collection[str] = ()
     banks: tuple[Bank, ...] = ()
@@ -95,6 +96,9 @@ class Expected:
     select_by: str = "primary"
     tests_sources: bool = False
     data: str = ""
+
+
+Check = Callable[[RecordDict, Expected], T]  # raises RejectedReplyError
 
 
 def one_line(text: str, most: int = REASON_CHARACTERS) -> str:
@@ -120,7 +124,7 @@ def refusing() -> Iterator[None]:
         raise RejectedReplyError(f"it cannot be checked ({type(error).__name__}: {error})") from error
 
 
-def checked(check: Callable[[RecordDict, Expected], T], content: RecordDict, expected: Expected) -> T:
+def checked(check: Check[T], content: RecordDict, expected: Expected) -> T:
     """The result of a check. An unexpected exception is a refusal of the reply and does not stop the server."""
     with refusing():
         return check(content, expected)
@@ -289,7 +293,7 @@ def read_numbers(record: Mapping[str, object]) -> dict[str, float]:
     return metrics
 
 
-def check_metrics(metrics: Mapping[str, float], needed: Collection[str]) -> None:
+def check_metrics(metrics: Metrics, needed: Collection[str]) -> None:
     """Raises unless the needed metrics are there and the method's own have plain names that imitate no other column."""
     missing = sorted(needed - metrics.keys())
     if missing:
@@ -301,7 +305,7 @@ def check_metrics(metrics: Mapping[str, float], needed: Collection[str]) -> None
     check_ranges(metrics)
 
 
-def check_columns(metrics: Mapping[str, float], expected: Expected) -> None:
+def check_columns(metrics: Metrics, expected: Expected) -> None:
     """Raises for a metric that no part of the recipe reports, and for more work than the order of the round says."""
     columns = expected.columns
     if columns is not None:
@@ -315,7 +319,7 @@ def check_columns(metrics: Mapping[str, float], expected: Expected) -> None:
             raise RejectedReplyError(f"{name} is {value:g}, more than twice the {order:g} of the order")
 
 
-def check_ranges(metrics: Mapping[str, float]) -> None:
+def check_ranges(metrics: Metrics) -> None:
     """Raises for a fraction outside of 0 to 1, and for a negative time, count, error or loss of a validation."""
     for name, value in metrics.items():
         if name in RATES and not 0 <= value <= 1:
@@ -346,7 +350,7 @@ def read_arrays(name: str, record: ArrayRecord) -> ArrayDict:
         raise RejectedReplyError(f"record {name!r} cannot be read: {error}") from None
 
 
-def check_arrays(arrays: Arrays, shapes: Mapping[str, Head]) -> None:
+def check_arrays(arrays: Arrays, shapes: Heads) -> None:
     """Raises unless keys, shapes and dtypes are as expected and all values are finite."""
     check_names("tensors", arrays, shapes)
     for name, (shape, dtype) in shapes.items():

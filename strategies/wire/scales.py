@@ -8,6 +8,7 @@ from fedsim.data.scaling import Moments, Scale
 from fedsim.tensors.records import Config
 
 N = TypeVar("N", int, float)
+Answer = Mapping[str, Json]  # the config with which a client answers in the handshake
 
 
 def moments_config(moments: Moments) -> Config:
@@ -19,7 +20,7 @@ def moments_config(moments: Moments) -> Config:
     }
 
 
-def read_moments(answer: Mapping[str, Json]) -> Moments | None:
+def read_moments(answer: Answer) -> Moments | None:
     """The sums in a client's answer; None without any. ValueError for numbers that cannot be sums."""
     if "scale-counts" not in answer:
         return None

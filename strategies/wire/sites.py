@@ -14,7 +14,7 @@ from fedsim.data.findings import Finding, read_findings
 from fedsim.data.names import matching
 from fedsim.data.scaling import Moments
 from fedsim.tensors.records import configs_of
-from strategies.wire.limits import either, upper_median_of_others
+from strategies.wire.limits import Reasons, either, upper_median_of_others
 from strategies.wire.reply_checks import (
     MOST_EXAMPLES,
     Expected,
@@ -23,7 +23,7 @@ from strategies.wire.reply_checks import (
     check_records,
     one_line,
 )
-from strategies.wire.scales import read_moments
+from strategies.wire.scales import Answer, read_moments
 
 UNANSWERED = 0  # node id of a client that has not answered yet
 HASH = re.compile("[0-9a-f]{20}")
@@ -68,7 +68,7 @@ def read_sites(node: int, content: RecordDict, expected: Expected) -> list[tuple
     return sites
 
 
-def read_site(node: int, answer: Mapping[str, Json]) -> tuple[Site, str]:
+def read_site(node: int, answer: Answer) -> tuple[Site, str]:
     """One client of a node with what it reports about itself, and the name of the data that the node holds."""
     client = answer.get("client")
     role = answer.get("role")
@@ -100,7 +100,7 @@ def read_site(node: int, answer: Mapping[str, Json]) -> tuple[Site, str]:
     return site, holds or "nameless"
 
 
-def read_counts(client: str, answer: Mapping[str, Json]) -> tuple[int, ...]:
+def read_counts(client: str, answer: Answer) -> tuple[int, ...]:
     """The client's numbers of examples by class; RejectedReplyError unless they and `examples` are whole numbers."""
     examples = answer.get("examples")
     counts = answer.get("class-counts")
@@ -114,7 +114,7 @@ def is_count(number: Json) -> bool:
     return type(number) is int and number >= 0
 
 
-def read_fingerprint(client: str, answer: Mapping[str, Json]) -> dict[str, int | str]:
+def read_fingerprint(client: str, answer: Answer) -> dict[str, int | str]:
     """What a site says of its data, as fedsim.data.fingerprint makes it; empty in a simulation."""
     data: dict[str, int | str] = {}
     for key in ("images", "content", "environment", "nameless"):
@@ -212,12 +212,12 @@ def name_of(node: int, identify: Identify | None) -> str:
     return f"site {member.site!r} ({member.domain})"
 
 
-def implausible(counts: Mapping[str, int], limit: float) -> dict[str, str]:
+def implausible(counts: Mapping[str, int], limit: float) -> Reasons:
     """Clients that claim more than `limit` times the examples of the others' upper median, and why; none when limit is
     0. With the upper median, one site of three that claims a few examples cannot have the others refused."""
     if not limit:
         return {}
-    refused: dict[str, str] = {}
+    refused: Reasons = {}
     ordered = sorted(counts.values())
     for client, count in counts.items():
         median = upper_median_of_others(ordered, count)

@@ -33,6 +33,7 @@ UPLOADS = "uploads:"  # prefix of the records with single clients' tensors, for 
 PHASE = "target"
 MOST_ROWS = 10_000  # of details
 MOST_LETTERS = 300  # of a name in them
+Detail = tuple[str, str, float]  # quantity, layer (or structure), value: a row for details.csv
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class TargetScore:
     value: float | None = None
     loss: float | None = None
     seconds: float = 0.0
-    details: list[tuple[str, str, float]] = field(default_factory=list)
+    details: list[Detail] = field(default_factory=list)
     predictions: Any = None
 
 
@@ -209,7 +210,7 @@ def read_score(form: DetailForm, content: RecordDict, expected: Expected) -> tup
     return score, metrics["evaluation_seconds"]
 
 
-def check_form(rows: Sequence[tuple[str, str, float]], form: DetailForm) -> None:
+def check_form(rows: Sequence[Detail], form: DetailForm) -> None:
     """Raises RejectedReplyError for a detail that was not asked for, and for one that is there twice."""
     seen: set[tuple[str, str]] = set()
     for quantity, name, _ in rows:
@@ -221,7 +222,7 @@ def check_form(rows: Sequence[tuple[str, str, float]], form: DetailForm) -> None
         seen.add((quantity, name))
 
 
-def _detail_rows(details: ConfigRecord) -> list[tuple[str, str, float]]:
+def _detail_rows(details: ConfigRecord) -> list[Detail]:
     """The rows for details.csv: printable names and finite values, as `score_records` writes them."""
     columns = [details.get(name) for name in ("quantities", "names", "values")]
     lists = [column for column in columns if isinstance(column, list)]

@@ -79,8 +79,8 @@ def ask_target(
     """
     client = exchange.experiment.run.target
     roster = exchange.roster
-    site = roster.target if roster is not None else None
-    if roster is not None and site and roster.missing([site.client]):
+    site = roster.target if roster else None
+    if roster and site and roster.missing([site.client]):
         exchange.fail(client, NOT_ONLINE)
         return None
     asked = site or next(iter(exchange.sites.values()))
@@ -89,8 +89,13 @@ def ask_target(
     if reply is not None and reply.has_content():
         sizes = payloads(arrays_of(reply.content))
         exchange.notes.count(client, "up", sizes, set(visit.records))
-    data = site.content if site else ""
-    expected = Expected(client, exchange.token, server.round, visit.phase, data=data)
+    expected = Expected(
+        client=client,
+        token=exchange.token,
+        round=server.round,
+        phase=visit.phase,
+        data=site.content if site else "",
+    )
     check = partial(read_answer, visit, server)
     return exchange.check_one(reply, check, expected, f"answer to {visit.phase!r} refused")
 
@@ -100,7 +105,12 @@ def make_question(exchange: Exchange, visit: Visit, records: Mapping[str, Arrays
     client = exchange.experiment.run.target
     sent = {name: state_to_record(arrays) for name, arrays in records.items()}
     exchange.notes.count(client, "down", payloads(sent), {"arrays"})
-    config: Config = {**exchange.run_config, "round": number, "phase": visit.phase, "client": client}
+    config: Config = {
+        **exchange.run_config,
+        "round": number,
+        "phase": visit.phase,
+        "client": client,
+    }
     content = RecordDict({**sent, "config": ConfigRecord(config)})
     return Message(content, node, KIND)
 
