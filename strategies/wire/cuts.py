@@ -32,5 +32,6 @@ def _index(array: np.ndarray, cut: Cut) -> tuple[np.ndarray, ...]:
     """The kept entries as indices of numpy; an axis that is not cut (None) keeps all its entries."""
     indices = []
     for size, axis in zip(array.shape, cut, strict=True):
-        indices.append(np.arange(size) if axis is None else axis)
+        entries = np.arange(size) if axis is None else axis
+        indices.append(entries)
     return np.ix_(*indices)

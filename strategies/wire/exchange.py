@@ -130,10 +130,12 @@ class Exchange:
         common = self._common_config(more)
         model = {} if arrays is None else {"arrays": arrays}
         sizes = payloads(model)
-        # The largest first: where processes take one client after the other, the last of them are short.
-        for client in sorted(self._asked, key=lambda client: -self.sites[client].examples):
+        # Where processes take one client after the other, the last of them are short.
+        largest_first = sorted(self._asked, key=lambda client: -self.sites[client].examples)
+        for client in largest_first:
             of_client = records(client)
-            self.notes.count(client, "down", sizes | payloads(of_client), {*model, *of_client})
+            names = {*model, *of_client}
+            self.notes.count(client, "down", sizes | payloads(of_client), names)
             state_round = self.state.stored.get(client, -1)
             config = config_record({**common, "client": client, "state-round": state_round})
             content = content_of({**model, **of_client, "config": config})

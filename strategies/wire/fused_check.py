@@ -61,7 +61,9 @@ def largest(arrays: Arrays) -> float:
     value = 0.0
     for array in arrays.values():
         if array.dtype.kind == "f" and array.size:
-            value = max(value, float(array.max()), -float(array.min()))
+            highest = float(array.max())
+            lowest = float(array.min())
+            value = max(value, highest, -lowest)
     return value
 
 

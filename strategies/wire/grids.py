@@ -123,7 +123,8 @@ class QuickGrid(WrappedGrid):
             fresh = list(islice(source, WINDOW - len(waiting)))
             if fresh:
                 waiting |= {key for key in self.push_messages(fresh) if key}
-            for reply in self.pull_messages(list(waiting)) if waiting else ():
+            replies = self.pull_messages(list(waiting)) if waiting else ()
+            for reply in replies:
                 waiting.discard(reply.metadata.reply_to_message_id)
                 if fresh:  # there may be more to send
                     quiet_since = time.monotonic()
@@ -136,7 +137,9 @@ class QuickGrid(WrappedGrid):
                 break
             if waiting:
                 seconds = pause(now - quiet_since)
-                time.sleep(seconds if timeout is None else min(seconds, timeout - waited))
+                if timeout is not None:
+                    seconds = min(seconds, timeout - waited)
+                time.sleep(seconds)
         self._forget(waiting)
 
     def _forget(self, keys: Iterable[str]) -> None:

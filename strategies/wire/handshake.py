@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from typing import NoReturn
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
@@ -101,7 +102,9 @@ class Roster:
         may_start = len(missing) <= len(self._silent)
         is_late = left < wait - STARTING_SECONDS
         level = logging.INFO if may_start and not is_late else logging.WARNING
-        logger.log(level, "waiting for %s (%.0f s more)%s", first_few(missing), left, self._who_else())
+        who = first_few(missing)
+        who_else = self._who_else()
+        logger.log(level, "waiting for %s (%.0f s more)%s", who, left, who_else)
 
     def gather(self, run: RunSettings, clients: Collection[str] | None = None) -> None:
         """Waits for the clients (at first for all and the target's site), for at most `run.wait_for_sites` seconds.
@@ -110,31 +113,35 @@ class Roster:
         start of the run then waits for the others as above; a phase (`clients` given) waits for each until
         `run.patience` seconds after it disappeared.
         """
-        wait = run.wait_for_sites
-        here = [] if clients is None else list(clients)
         self.tolerant = run.on_client_failure == "continue"
-        if not self.tolerant:
-            awaited = [*here, self.target.client] if here and self.target else here
-            missing = self.call(wait, awaited or None)
-        elif here:
-            patience = self._patience_left(run.patience, here)
-            missing = self.call(patience, here)
-            if set(here) <= set(missing):
-                missing = self.call(wait, here, enough=1)
-        else:
-            missing = self.call(wait)
+        here = [] if clients is None else list(clients)
+        missing = self._wait_for(here, run)
         self._refuse_implausible(run.examples_limit)
         self._examples_limit = run.examples_limit
         missing = self.missing(missing)
         needed = here or list(self.sites)
         nobody_is_here = set(needed) <= set(missing)
         if missing and (not self.tolerant or nobody_is_here):
-            raise ClientFailedError(f"no node for {first_few(missing)} within {wait:g} s{self._who_else()}")
+            waited = f"within {run.wait_for_sites:g} s"
+            raise ClientFailedError(f"no node for {first_few(missing)} {waited}{self._who_else()}")
         if clients is not None:
             return
         for client in missing:
             logger.warning("the run continues without client %r: %s", client, NOT_ONLINE)
             self.give_up(client)
+
+    def _wait_for(self, clients: list[str], run: RunSettings) -> list[str]:
+        """Waits for these clients, or for all when there are none, as `gather` says; returns who is missing then."""
+        if not clients:
+            return self.call(run.wait_for_sites)
+        if not self.tolerant:
+            target = [self.target.client] if self.target else []
+            return self.call(run.wait_for_sites, clients + target)
+        patience = self._patience_left(run.patience, clients)
+        missing = self.call(patience, clients)
+        if set(clients) <= set(missing):
+            missing = self.call(run.wait_for_sites, clients, enough=1)
+        return missing
 
     def fingerprints(self) -> dict[str, dict[str, int | str]]:
         """Fingerprints of the sites' data by client; empty in a simulation, where the server reads the same files."""
@@ -206,10 +213,12 @@ class Roster:
     def _refuse_out_of_proportion(self, site: Site) -> None:
         """Raises UserError when a site's number of examples does not fit the others any more."""
         counts = {**self._examples(), site.client: site.examples}
-        for client, reason in implausible(counts, self._examples_limit).items():
+        refused = implausible(counts, self._examples_limit)
+        for client, reason in refused.items():
             came_back = f"client {site.client!r} came back with {site.examples} examples"
-            whose = "" if client == site.client else f"with it client {client!r} would be out of proportion: "
-            raise UserError(f"{came_back}; {whose}{reason}")
+            if client != site.client:
+                reason = f"with it client {client!r} would be out of proportion: {reason}"
+            raise UserError(f"{came_back}; {reason}")
 
     @property
     def _silent(self) -> set[int]:
@@ -221,7 +230,9 @@ class Roster:
         here = [client for client, site in self.sites.items() if site.node_id in self._online]
         others = [name for node, name in self._others.items() if node in self._online]
         silent = len(self._silent)
-        text = f"; online: {first_few(here)}" if here else f"; {len(self._online)} nodes online"
+        text = f"; {len(self._online)} nodes online"
+        if here:
+            text = f"; online: {first_few(here)}"
         if silent:
             text += f"; {silent} of the nodes online have not answered yet"
         if others:
@@ -234,7 +245,8 @@ class Roster:
         self._asked &= self._online | set(self._waiting.values())
         now = time.monotonic()
         for key, node in list(self._waiting.items()):  # a busy SuperLink may lose messages
-            if now - self._since[node] > ASK_AGAIN_SECONDS:
+            waited = now - self._since[node]
+            if waited > ASK_AGAIN_SECONDS:
                 del self._waiting[key]
                 self._asked.discard(node)
         fresh = sorted(self._online - self._asked)
@@ -310,8 +322,7 @@ class Roster:
         expected = self.sites.get(site.client)
         if site.role == "target" and self.target:
             expected = self.target
-        is_needed = expected is not None and (expected.client, expected.role) == (site.client, site.role)
-        if expected is None or not is_needed:
+        if expected is None or site.client != expected.client or site.role != expected.role:
             self._others[node] = holds
             return
         if expected.node_id in self._online and expected.node_id != node:
@@ -328,24 +339,29 @@ class Roster:
 
     def _refuse(self, node: int, reason: str) -> None:
         """Handles a node that answers with an error: ends the run, or gives up this client when others may continue."""
+        if not self.tolerant:
+            self._end_run(node, reason)
+        line = one_line(reason[-MOST_REASON:])
         sites = [site for site in self._all_sites().values() if site.node_id == node]
-        who = name_of(node, self.identify)
-        text = reason[-MOST_REASON:]
-        line = one_line(text)
-        if self.tolerant and sites:
-            names = ", ".join(repr(site.client) for site in sites)
-            logger.warning("client %s came back and fails: %s", names, line)
-            for site in sites:  # its data are compared again when it is back
-                self._keep(Site(site.client, role=site.role, data=site.data))
-        elif self.tolerant:
+        if not sites:
+            who = name_of(node, self.identify)
             logger.warning("%s fails in the handshake: %s", who, line)
             self._others[node] = f"{who}, which fails"
-        elif USER_ERROR in reason:
+            return
+        names = ", ".join(repr(site.client) for site in sites)
+        logger.warning("client %s came back and fails: %s", names, line)
+        for site in sites:  # its data are compared again when it is back
+            self._keep(Site(site.client, role=site.role, data=site.data))
+
+    def _end_run(self, node: int, reason: str) -> NoReturn:
+        """Raises UserError when a node names a fault that its user can correct, otherwise ClientFailedError."""
+        who = name_of(node, self.identify)
+        if USER_ERROR in reason:
             _, message = reason.split(USER_ERROR, 1)
             whose = f"{who}: " if self.identify else ""
             raise UserError(whose + one_line(message))
-        else:
-            raise ClientFailedError(f"{who} failed in the handshake:\n{text.rstrip()}")
+        text = reason[-MOST_REASON:]
+        raise ClientFailedError(f"{who} failed in the handshake:\n{text.rstrip()}")
 
 
 class OpenRoster(Roster):
@@ -377,21 +393,27 @@ class OpenRoster(Roster):
         while True:
             self._listen()
             target_is_away = self.target is not None and bool(self.missing([self.target.client]))
-            if len(self.sites) >= self.least and not self._waiting and not target_is_away:
+            is_complete = len(self.sites) >= self.least and not self._waiting
+            if is_complete and not target_is_away:
                 return
             now = time.monotonic()
-            left = deadline - now
             lacks = self._lacks(target_is_away)
-            if left <= 0:
-                near = nearest(self.target.client, self.sites) if target_is_away and self.target else ""
-                answered = f"{len(self.sites)} clients answered in time"
-                raise ClientFailedError(f"{answered}{lacks}; {near}here are: {first_few(self.sites)}")
+            if now >= deadline:
+                self._refuse_few(lacks, target_is_away)
             if now >= next_line:
                 next_line = math.inf
-                waiting = f"fedsim: waiting {left:.0f} s more (wait_for_sites)"
+                waiting = f"fedsim: waiting {deadline - now:.0f} s more (wait_for_sites)"
                 answered = f"{len(self.sites)} clients have answered ({first_few(self.sites)})"
                 app_logger.warning("%s: %s%s", waiting, answered, lacks)
             time.sleep(POLL_SECONDS)
+
+    def _refuse_few(self, lacks: str, target_is_away: bool) -> NoReturn:
+        """Raises ClientFailedError, which says who has answered in time and what `lacks`."""
+        near = ""
+        if self.target and target_is_away:
+            near = nearest(self.target.client, self.sites)
+        answered = f"{len(self.sites)} clients answered in time"
+        raise ClientFailedError(f"{answered}{lacks}; {near}here are: {first_few(self.sites)}")
 
     def _lacks(self, awaited: bool) -> str:
         """Returns for whom the start waits, in words; awaited: whether the unseen domain's client is away."""

@@ -43,7 +43,9 @@ def update_size(arrays: Arrays, previous: Arrays) -> float:
         for name, array in arrays.items():
             if array.dtype.kind == "f":
                 total += squared_distance(array, previous.get(name))
-    return math.sqrt(total) if math.isfinite(total) else math.inf
+    if not math.isfinite(total):
+        return math.inf
+    return math.sqrt(total)
 
 
 def squared_distance(array: np.ndarray, other: np.ndarray | None) -> float:
@@ -68,7 +70,9 @@ def squared_distance(array: np.ndarray, other: np.ndarray | None) -> float:
 
 
 def _square(values: np.ndarray, others: np.ndarray | None, dtype: type[np.floating]) -> float:
-    difference = values if others is None else np.subtract(values, others, dtype=dtype)
+    difference = values
+    if others is not None:
+        difference = np.subtract(values, others, dtype=dtype)
     double = difference.astype(np.float64, copy=False)
     return float(double @ double)
 
@@ -105,11 +109,11 @@ def over_limit(
         usual = lower_median(history.get(client, ()))
         measure, whose = _measure(ordered, size, usual, previous)
         if measure and size > allowed * measure:
-            reason = f"its update has the norm {size:.3g}, "
-            reason += f"{size / measure:.3g} times {whose} ({measure:.3g})"
+            norm = f"its update has the norm {size:.3g}"
+            times = f"{size / measure:.3g} times {whose} ({measure:.3g})"
             if usual and len(ordered) > 1:
-                reason += f" and {size / usual:.3g} times its own earlier ones"
-            refused[client] = f"{reason}; {why} is {allowed:g}"
+                times += f" and {size / usual:.3g} times its own earlier ones"
+            refused[client] = f"{norm}, {times}; {why} is {allowed:g}"
     return both_of_two(refused, sizes)
 
 
@@ -132,12 +136,16 @@ def upper_median_of_others(ordered: Sequence[float], value: float) -> float:
         return 0
     middle = (len(ordered) - 1) // 2
     place = bisect_left(ordered, value)
-    return ordered[middle + 1] if place <= middle else ordered[middle]
+    if place <= middle:  # the value stands in the lower half, and counts no more
+        middle += 1
+    return ordered[middle]
 
 
 def either(count: int) -> str:
     """What to add to the reason of a refusal that compares so many clients."""
-    return " (of two clients, either may be the wrong one)" if count == 2 else ""
+    if count != 2:
+        return ""
+    return " (of two clients, either may be the wrong one)"
 
 
 def both_of_two(refused: Mapping[str, str], clients: Collection[str]) -> Reasons:

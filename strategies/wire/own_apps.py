@@ -321,15 +321,20 @@ def lacking(name: str, metrics: Collection[str]) -> str:
 
     metrics: those that the reply has; where it has a part of the sources, the missing one is named
     """
-    name = "gap" if name == "gap_valid" else name
+    if name == "gap_valid":
+        name = "gap"
     sources = MADE_OF.get(name, ())
     present = [source for source in sources if source in metrics]
+    absent = [source for source in sources if source not in metrics]
     if present:
-        absent = next(source for source in sources if source not in metrics)
-        return f"{absent!r}, {MEANINGS[absent]}; of it and its {present[0]} the server makes {name!r}"
-    instead = f" (or {' and '.join(sources)}, of which the server makes it)" if sources else ""
-    meaning = f", {MEANINGS[name]}" if name in MEANINGS else ""
-    return f"{name!r}{instead}{meaning}"
+        meaning = MEANINGS[absent[0]]
+        return f"{absent[0]!r}, {meaning}; of it and its {present[0]} the server makes {name!r}"
+    text = repr(name)
+    if sources:
+        text += f" (or {' and '.join(sources)}, of which the server makes it)"
+    if name in MEANINGS:
+        text += f", {MEANINGS[name]}"
+    return text
 
 
 def means_of(rows: Mapping[str, Mapping[str, object]], columns: Collection[str]) -> MetricRecord:

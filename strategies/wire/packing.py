@@ -55,7 +55,9 @@ def packed_message(content: RecordDict, packed: Packed) -> RecordDict:
 def answer(request: RecordDict, content: RecordDict) -> RecordDict:
     """The content of a reply as the request asks for it: packed or not (within one process nothing is packed)."""
     form = config_of(request).get(ANSWER)
-    return pack(content) if form == WHOLE else content
+    if form != WHOLE:
+        return content
+    return pack(content)
 
 
 def pack(content: RecordDict, packed: Packed | None = None) -> RecordDict:
@@ -72,7 +74,9 @@ def pack(content: RecordDict, packed: Packed | None = None) -> RecordDict:
             packed[key] = pack_record(record)
         replaced[name] = packed[key]
     content = _with(content, replaced)
-    return _whole(content) if records or len(content) > 1 else content
+    if not records and len(content) < 2:
+        return content
+    return _whole(content)
 
 
 def _whole(content: RecordDict) -> RecordDict:

@@ -154,7 +154,9 @@ class Puller:
         except lost as error:
             reason = f"its reply did not arrive whole ({len(reply.waiting)} parts are missing): {error}"
             return self._instead(reply, message, Error(UNAVAILABLE, reason))
-        return None if reply.waiting else self._whole(reply, message)
+        if reply.waiting:
+            return None
+        return self._whole(reply, message)
 
     def _whole(self, reply: Arriving, message: Message) -> Message:
         """The reply, whose parts are all there, or an error where it cannot be read or is too large."""

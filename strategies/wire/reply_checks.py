@@ -132,8 +132,8 @@ def checked(check: Check[T], content: RecordDict, expected: Expected) -> T:
 
 def check_update(content: RecordDict, expected: Expected) -> Update:
     """The reply of a train message as an Update; raises RejectedReplyError."""
-    names = {bank.name for bank in expected.banks}
-    check_records(content, {"arrays", *names}, {"metrics"}, {"echo", "state"})
+    banks = {bank.name for bank in expected.banks}
+    check_records(content, {"arrays", *banks}, {"metrics"}, {"echo", "state"})
     check_echo(content, expected)
     metrics = read_metrics(content)
     examples = check_examples(metrics, expected.examples)
@@ -239,7 +239,10 @@ def check_names_of_records(kind: str, records: Mapping[str, object], names: set[
 def check_names(what: str, present: Collection[str], needed: Collection[str], optional: Collection[str] = ()) -> None:
     """Raises unless the names are those that are needed, and perhaps optional ones."""
     missing = [name for name in needed if name not in present]
-    extra = [name for name in present if name not in needed and name not in optional]
+    extra = []
+    for name in present:
+        if name not in needed and name not in optional:
+            extra.append(name)
     if missing or extra:
         lacks = f"missing {what} {missing[:3]}"
         has = f"unexpected {what} {extra[:3]}"
@@ -284,13 +287,19 @@ def read_numbers(record: Mapping[str, object]) -> dict[str, float]:
     metrics: dict[str, float] = {}
     for name, value in record.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise RejectedReplyError(f"metric {name!r} is not a finite number: {reprlib.repr(value)}")
-        if not abs(value) <= LARGEST_METRIC:  # every comparison with NaN is false
-            is_finite = isinstance(value, int) or math.isfinite(value)
-            fault = f"is larger than {LARGEST_METRIC:g} in size" if is_finite else "is not a finite number"
-            raise RejectedReplyError(f"metric {name!r} {fault}: {reprlib.repr(value)}")
+            raise unfit_metric(name, value, "is not a finite number")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise unfit_metric(name, value, "is not a finite number")
+        if abs(value) > LARGEST_METRIC:
+            raise unfit_metric(name, value, f"is larger than {LARGEST_METRIC:g} in size")
         metrics[name] = value
     return metrics
+
+
+def unfit_metric(name: str, value: object, fault: str) -> RejectedReplyError:
+    """The refusal of a metric, whose text says what is wrong and shows the value."""
+    shown = reprlib.repr(value)
+    return RejectedReplyError(f"metric {name!r} {fault}: {shown}")
 
 
 def check_metrics(metrics: Metrics, needed: Collection[str]) -> None:
@@ -313,7 +322,8 @@ def check_columns(metrics: Metrics, expected: Expected) -> None:
     for name in SPENT:
         value = metrics.get(name, 0)
         order = expected.order.get(name)
-        if columns is not None and not float(value).is_integer():
+        is_integer = float(value).is_integer()
+        if columns is not None and not is_integer:
             raise RejectedReplyError(f"{name} is {value!r}, not a whole number")
         if order is not None and value > SLACK * order:
             raise RejectedReplyError(f"{name} is {value:g}, more than twice the {order:g} of the order")
@@ -324,10 +334,13 @@ def check_ranges(metrics: Metrics) -> None:
     for name, value in metrics.items():
         if name in RATES and not 0 <= value <= 1:
             raise RejectedReplyError(f"{name} is {value!r}, not between 0 and 1")
-        is_loss = name in VALIDATION_LOSSES
-        has_sign = not (is_loss or name in NONNEGATIVE or name.endswith("_seconds"))
-        least = -ROUNDING if is_loss else 0.0
-        if not has_sign and value < least:
+        if name in VALIDATION_LOSSES:
+            is_negative = value < -ROUNDING
+        elif name in NONNEGATIVE or name.endswith("_seconds"):
+            is_negative = value < 0
+        else:
+            continue
+        if is_negative:
             raise RejectedReplyError(f"{name} is {value!r}, and may not be negative")
 
 
@@ -368,9 +381,9 @@ def check_nonnegative(arrays: Arrays, names: Collection[str]) -> None:
         array = arrays.get(name)
         if array is None or not array.size:
             continue
-        is_count = array.dtype.kind in "iu"
         is_negative = (array < 0).any()
-        if is_negative or (is_count and array.max() > MOST_STEPS):
+        is_absurd = array.dtype.kind in "iu" and array.max() > MOST_STEPS
+        if is_negative or is_absurd:
             raise RejectedReplyError(f"tensor {name!r} has a negative value, or a count that is too large to be true")
         # After a thousand steps this happens to single channels that are always zero, but not to half a layer.
         if array.dtype.kind == "f":

@@ -29,7 +29,8 @@ class RoundNotes:
 
     def row(self, client: str) -> Row:
         """The client's row, which is made when it is first used."""
-        return self.clients.setdefault(client, {"client": client, "status": "ok", "bytes_down": 0, "bytes_up": 0})
+        empty: Row = {"client": client, "status": "ok", "bytes_down": 0, "bytes_up": 0}
+        return self.clients.setdefault(client, empty)
 
     def count(self, client: str, direction: str, sizes: Mapping[str, int], known: Collection[str]) -> None:
         """Adds the tensor bytes of records to the client's row, in total and by the record names that are known."""

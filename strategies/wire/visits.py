@@ -120,10 +120,13 @@ def send_alone(exchange: Exchange, grid: Grid, client: str, question: Message) -
     sent = Sent()
     sent.add(client, question)
     replies = grid.send_and_receive([question], timeout=exchange.experiment.run.timeout)
-    matched = [reply for reply in replies if sent.match(reply)]
+    matched = None
+    for reply in replies:
+        if sent.match(reply):
+            matched = reply
     for line in sent.strays:
         exchange.notes.note(line)
-    return matched[0] if matched else None
+    return matched
 
 
 def refuse_answer(exchange: Exchange, visit: Visit, reason: str) -> None:
