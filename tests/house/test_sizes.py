@@ -24,7 +24,7 @@ DENSITY = {
 }
 # The aim is 15 each.
 MOST_VAGUE = {"own": 255, "found": 220, "known": 90, "kept": 65, "wanted": 50, "words": 65, "said": 45, "whole": 35}
-IMPORTED_ONCE = 75  # the last two are the clock of a comparison and the attackers of a simulation
+IMPORTED_ONCE = 66  # a command, a model family or a transport has a file of its own
 MOST = 30
 ITEM = re.compile(r"[-*] |[\w`*./(][\w`*.,/() -]{0,60}: ")  # an item of a list, or a field and its meaning
 END = re.compile(r"(?<=[.!?;:])\)?\s+(?=[\w`(\"'])")
