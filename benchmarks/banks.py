@@ -11,7 +11,7 @@ repetition. Targets: at most 1.15 for CCST in pixel space, and 3.5 for first-ord
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +19,14 @@ import torch
 
 from clients.augment import frequency, style
 from clients.base import DomainClient
+from clients.local_data import LocalData
 from clients.optimizers import make_optimizer
 from fedsim.runs.plan import resolve
 from fedsim.runs.workspace import Workspace
 from fedsim.settings.experiment import Experiment, from_table, parse_override
 from strategies.parts import ServerRound
 
+BATCH = 256  # images that are read at a time
 ROWS = (
     "ccst,ccst:cross_client_style.encoder=haar,elcfs,elcfs:episodic_step.L_w=0.1,"
     "elcfs:episodic_step.second_order=true,elcfs+gfedavg,ccst+gfedavg"
@@ -114,45 +116,69 @@ def timed(take: Callable[[], object], device: str) -> float:
     return time.perf_counter() - started
 
 
+class Collection:
+    """Reads all images in batches of 256, and computes what a bank collects of them."""
+
+    def __init__(self, data: Sequence[LocalData]) -> None:
+        self.data = data
+        self.images = sum(len(part.images) for part in data)
+
+    def batches(self) -> Iterator[torch.Tensor]:
+        """The images of all domains, as they are stored."""
+        for part in self.data:
+            for start in range(0, len(part.images), BATCH):
+                stop = min(start + BATCH, len(part.images))
+                yield part.raw(np.arange(start, stop))
+
+    def gather(self) -> None:
+        """The batches alone."""
+        for _ in self.batches():
+            pass
+
+    def styles(self, space: style.Space) -> None:
+        """One style of all images."""
+        pieces = [style.statistics(space.encode(images)) for images in self.batches()]
+        joined = [torch.cat(values) for values in zip(*pieces)]
+        style.pool(*joined)
+
+    def amplitudes(self, share: float) -> None:
+        """The low frequencies of every image."""
+        for images in self.batches():
+            half = frequency.half_width(share, *images.shape[-2:])
+            frequency.amplitude(images, half)
+
+    @torch.inference_mode()
+    def forward(self, net: torch.nn.Module) -> None:
+        """The forward pass of a network, to compare."""
+        net.eval()
+        for images in self.batches():
+            net(images)
+
+
+def data_of_all(space: Workspace, args: argparse.Namespace) -> list[LocalData]:
+    """The data of the source domains and, from a run in which it is a source, of the unseen one."""
+    data = [space.client(name, "").data for name in space.plan.clients]
+    other = Workspace(resolve(experiment_of("fedavg", argparse.Namespace(**{**vars(args), "target": "photo"}))))
+    return data + [other.client(name, "").data for name in other.plan.clients if name == args.target]
+
+
 def extraction(args: argparse.Namespace) -> None:
     """Print images per second over all of PACS: for styles, amplitudes and, to compare, the backbone's forward pass."""
     space = Workspace(resolve(experiment_of("fedavg", args)))
-    data = [space.client(name, "").data for name in space.plan.clients]
-    target = Workspace(resolve(experiment_of("fedavg", argparse.Namespace(**{**vars(args), "target": "photo"}))))
-    data += [target.client(name, "").data for name in target.plan.clients if name == args.target]
-    total = sum(len(part.images) for part in data)
-
-    def batches() -> Iterator[torch.Tensor]:
-        for part in data:
-            for start in range(0, len(part.images), 256):
-                yield part.raw(np.arange(start, min(start + 256, len(part.images))))
-
-    def styles(found: style.Space) -> None:
-        pieces = [style.statistics(found.encode(images)) for images in batches()]
-        style.pool(*(torch.cat(values) for values in zip(*pieces)))
-
-    def amplitudes(share: float) -> None:
-        for images in batches():
-            frequency.amplitude(images, frequency.half_width(share, *images.shape[-2:]))
-
-    def forward() -> None:
-        space.net.eval()
-        with torch.inference_mode():
-            for images in batches():
-                space.net(images)
-
+    collection = Collection(data_of_all(space, args))
     works = {
-        "gathering alone": lambda: [None for _ in batches()],
-        "styles, pixel": lambda: styles(style.Pixel()),
-        "styles, haar": lambda: styles(style.Haar()),
-        "amplitudes, L_w = 0.01": lambda: amplitudes(0.01),
-        "amplitudes, L_w = 0.1": lambda: amplitudes(0.1),
-        f"forward, {args.backbone}": forward,
+        "gathering alone": collection.gather,
+        "styles, pixel": lambda: collection.styles(style.Pixel()),
+        "styles, haar": lambda: collection.styles(style.Haar()),
+        "amplitudes, L_w = 0.01": lambda: collection.amplitudes(0.01),
+        "amplitudes, L_w = 0.1": lambda: collection.amplitudes(0.1),
+        f"forward, {args.backbone}": lambda: collection.forward(space.net),
     }
-    print(f"collecting from all {total} images of PACS at {args.size} px (gathering included)")
+    print(f"collecting from all {collection.images} images of PACS at {args.size} px (gathering included)")
     for name, work in works.items():
-        seconds = min(timed(work, args.device) for _ in range(1 if "forward" in name else 3))
-        print(f"{name:48} {total / seconds:12.0f} images/s")
+        repeats = 1 if "forward" in name else 3
+        seconds = min(timed(work, args.device) for _ in range(repeats))
+        print(f"{name:48} {collection.images / seconds:12.0f} images/s")
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ Runtime `flower` is Flower's own simulation engine with the same apps; it is onl
 """
 
 import argparse
+import itertools
 import json
 import os
 import resource
@@ -73,19 +74,24 @@ def run(clients: int, mode: str, rounds: int, runtime: str, output: str) -> None
     plan = resolve(experiment)
     watch.start(plan.folder)
     carry_out(plan, [watch])
-    seconds = pd.read_csv(plan.folder / "rounds.csv")["round_seconds"].iloc[1:]
-    print(
-        json.dumps(
-            {
-                "seconds": float(seconds.mean()) / drawn,
-                "processor": watch.processor() / (drawn * len(seconds)),
-                "start": watch.began,
-                "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-                "disk": watch.most / 2**20,
-                "left": sum(file.stat().st_size for file in plan.folder.rglob("*") if file.is_file()) / 2**20,
-            }
-        )
-    )
+    print(json.dumps(measurements(watch, plan.folder, drawn)))
+
+
+def measurements(watch: "Watch", folder: Path, drawn: int) -> dict[str, float]:
+    """What a run cost: (processor) seconds a client and round, seconds before round 1, MiB of memory and disk.
+
+    drawn: the clients of a round
+    """
+    seconds = pd.read_csv(folder / "rounds.csv")["round_seconds"].iloc[1:]
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    return {
+        "seconds": float(seconds.mean()) / drawn,
+        "processor": watch.processor() / (drawn * len(seconds)),
+        "start": watch.began,
+        "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "disk": watch.most / 2**20,
+        "left": sum(file.stat().st_size for file in files) / 2**20,
+    }
 
 
 class Watch:
@@ -178,8 +184,8 @@ def show(results: dict[tuple[str, str, int], list[dict[str, float]]]) -> None:
     Console(width=110).print(table)
 
 
-def main() -> None:
-    """Run every combination once in each repetition."""
+def arguments() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", default="100,1000,10000")
     parser.add_argument("--rounds", type=int, default=3)
@@ -189,25 +195,27 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)
     parser.add_argument("--output", default="", help=argparse.SUPPRESS)
-    wanted = parser.parse_args()
-    if wanted.one:
-        clients, mode, rounds, runtime = wanted.one.split(",")
-        run(int(clients), mode, int(rounds), runtime, wanted.output)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run every combination once in each repetition."""
+    args = arguments()
+    if args.one:
+        clients, mode, rounds, runtime = args.one.split(",")
+        run(int(clients), mode, int(rounds), runtime, args.output)
         return
-    numbers, modes = [int(number) for number in wanted.clients.split(",")], wanted.modes.split(",")
-    results: dict[tuple[str, str, int], list[dict[str, float]]] = {
-        (runtime, mode, number): []
-        for mode in modes
-        for number in numbers
-        for runtime in wanted.runtimes.split(",")
-        if runtime != "flower" or number <= wanted.flower_most
-    }
-    for _ in range(wanted.repeats):
+    numbers = [int(number) for number in args.clients.split(",")]
+    results: dict[tuple[str, str, int], list[dict[str, float]]] = {}
+    for mode, number, runtime in itertools.product(args.modes.split(","), numbers, args.runtimes.split(",")):
+        if runtime != "flower" or number <= args.flower_most:
+            results[runtime, mode, number] = []
+    for _ in range(args.repeats):
         for (runtime, mode, number), runs in results.items():
-            runs.append(measure(number, mode, wanted.rounds, runtime))
-            print(
-                runtime, mode, number, json.dumps({key: round(value, 4) for key, value in runs[-1].items()}), flush=True
-            )
+            measured = measure(number, mode, args.rounds, runtime)
+            runs.append(measured)
+            shown = {key: round(value, 4) for key, value in measured.items()}
+            print(runtime, mode, number, json.dumps(shown), flush=True)
     show(results)
 
 

@@ -4,7 +4,7 @@
 
 Images, augmentation (DomainBed's: random resized crop, flip, colour jitter, grayscale, normalization) and batch size
 are the same on both sides. The first epoch decodes all images into the cache; a later epoch only opens the cache. The
-last line is the cost of crops in original coordinates: the same images are used as squares, and as if each had 640 x
+second line is the cost of crops in original coordinates: the same images are used as squares, and as if each had 640 x
 480 pixels. --no-torchvision leaves out ImageFolder. Rates are per second of processor time, so that other programs have
 little influence.
 """
@@ -73,8 +73,8 @@ def as_squares_or_not(data: LocalData, batch: int, repeats: int = 5) -> tuple[fl
     return statistics.median(rates[False]), statistics.median(rates[True])
 
 
-def main() -> None:
-    """Print the rates and their ratio for one domain."""
+def arguments() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--root", type=Path, required=True, help="folder with the PACS domains")
     parser.add_argument("--domain", default="photo")
@@ -82,7 +82,29 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--torchvision", action=argparse.BooleanOptionalAction, default=True)
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def compare_epochs(options: argparse.Namespace, settings: DataSettings) -> float:
+    """Print the first and a later epoch, and crops of squares and others; returns the median rate in images/s."""
+    data, cold = opened(settings, options.domain)
+    first = data.examples / cached(data, options.batch)
+    warm = opened(settings, options.domain)[1]
+    rate = statistics.median(cached(data, options.batch) for _ in range(3))
+    squares, wide = as_squares_or_not(data, options.batch)
+    print(
+        f"{options.domain}, {data.examples} training images, processor seconds: first epoch {cold + first:.2f} "
+        f"(decoding {cold:.2f}), warm epoch {warm + data.examples / rate:.2f} (opening {warm:.2f})"
+    )
+    print(
+        f"crops: squares {squares:.0f} images/s, in the coordinates of 640 x 480 {wide:.0f}, ratio {wide / squares:.2f}"
+    )
+    return rate
+
+
+def main() -> None:
+    """Print the rates and their ratio for one domain."""
+    options = arguments()
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as cache:
         settings = DataSettings(
@@ -95,24 +117,13 @@ def main() -> None:
         )
         other = next(name for name in ("sketch", "cartoon") if name != options.domain)
         assert options.domain in client_names(settings, other)
-        data, cold = opened(settings, options.domain)
-        first = data.examples / cached(data, options.batch)
-        warm = opened(settings, options.domain)[1]
-        ours = statistics.median(cached(data, options.batch) for _ in range(3))
-        squares, wide = as_squares_or_not(data, options.batch)
-    print(
-        f"{options.domain}, {data.examples} training images, processor seconds: first epoch {cold + first:.2f} "
-        f"(decoding {cold:.2f}), warm epoch {warm + data.examples / ours:.2f} (opening {warm:.2f})"
-    )
+        ours = compare_epochs(options, settings)
     for workers in (0, 2) if options.torchvision else ():
         theirs = max(image_folder(options.root, options.domain, options.size, options.batch, workers) for _ in range(2))
         print(
             f"{options.size} px, {options.threads} thread(s): cached {ours:.0f} images/s, ImageFolder with {workers} "
             f"workers {theirs:.0f} images/s, ratio {ours / theirs:.1f}"
         )
-    print(
-        f"crops: squares {squares:.0f} images/s, in the coordinates of 640 x 480 {wide:.0f}, ratio {wide / squares:.2f}"
-    )
 
 
 if __name__ == "__main__":

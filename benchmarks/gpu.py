@@ -207,8 +207,8 @@ CHECKS: dict[str, Callable[[Scale, torch.device], Iterator[Row]]] = {
 }  # fmt: skip
 
 
-def main(words: list[str] | None = None) -> None:
-    """Command line."""
+def arguments(words: list[str] | None) -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checks", default=",".join(CHECKS))
     parser.add_argument("--methods", default="", help="these rows only; the first is the reference")
@@ -218,20 +218,29 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
     parser.add_argument("--small", action="store_true", help="two methods, the digits CNN, a few steps")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "GPU.md")
-    args = parser.parse_args(words)
-    if args.device == "cuda" and not torch.cuda.is_available():
-        raise SystemExit("no CUDA device here; --small --device cpu tries the same code on a CPU")
-    device, scale = torch.device(args.device), SMALL if args.small else FULL
-    if args.device == "cuda":
-        sum_in_one_order()
-    if args.methods:
-        scale = replace(scale, methods=tuple(args.methods.split(",")))
-    if args.backbones:
-        scale = replace(scale, backbones=tuple(args.backbones.split(",")))
-    if args.modes:
-        scale = replace(scale, modes=tuple(args.modes.split(",")))
+    return parser.parse_args(words)
+
+
+def scale_of(args: argparse.Namespace) -> Scale:
+    """What is measured: the whole or the small list, with the rows, networks, modes and clients that were named."""
+    scale = SMALL if args.small else FULL
+    for name in ("methods", "backbones", "modes"):
+        named = getattr(args, name)
+        if named:
+            scale = replace(scale, **{name: tuple(named.split(","))})
     if args.clients:
         scale = replace(scale, clients=tuple(int(number) for number in args.clients.split(",")))
+    return scale
+
+
+def main(words: list[str] | None = None) -> None:
+    """Run the checks that are asked for, and append a section with a table for each to the output."""
+    args = arguments(words)
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("no CUDA device here; --small --device cpu tries the same code on a CPU")
+    device, scale = torch.device(args.device), scale_of(args)
+    if args.device == "cuda":
+        sum_in_one_order()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what is measured is written, also after a time limit
     with args.output.open("a", encoding="utf-8") as file:
         file.write(f"\n## {machine(device)}\n")

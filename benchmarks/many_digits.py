@@ -20,7 +20,7 @@ class Repeated:
 
     def __init__(self, images: np.ndarray, count: int) -> None:
         self._images, self._count = images, count
-        self.shape, self.dtype = (count, *images.shape[1:]), images.dtype
+        self.shape, self.ndim, self.dtype = (count, *images.shape[1:]), images.ndim, images.dtype
 
     def __len__(self) -> int:
         return self._count

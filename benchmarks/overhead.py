@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from PIL import Image
 from turns import Turn, clocked, medians, paired_ratio, say, take_turns
 
-from fedsim.data import client_names, load_client, load_target
+from fedsim.data import ClientData, client_names, load_client, load_target
 from fedsim.data.augment import make_transforms, to_float
 from fedsim.methods.assembly import build_net, build_recipe
 from fedsim.runs.plan import complete
@@ -39,28 +39,59 @@ def bare_loop(experiment: Experiment, device: torch.device | None = None) -> flo
     data, train, device = experiment.data, experiment.train, device or torch.device("cpu")
     net = build_net(experiment, build_recipe(experiment)).to(device)
     clients = [load_client(data, name) for name in client_names(data, experiment.run.target)]
-    channels = clients[0].images.shape[1]
-    transforms = make_transforms(data, channels)
-    whole = {id(client.images): torch.from_numpy(np.array(client.images)).to(device) for client in clients}
-    tensors = [(whole[id(client.images)], torch.from_numpy(client.labels).to(device)) for client in clients]
-    images, labels, indices = load_target(data, experiment.run.target)
-    target = torch.from_numpy(np.array(images[indices])).to(device), torch.from_numpy(labels[indices]).to(device)
-    weights = np.array([client.examples for client in clients]) / sum(client.examples for client in clients)
-    state = {name: value.clone() for name, value in net.state_dict().items()}
+    transforms = make_transforms(data, clients[0].images.shape[1])
+    tensors = on_device(clients, device)
+    target = target_on(device, experiment)
     everything = torch.arange(len(target[1]))
+    counts = np.array([client.examples for client in clients])
+    weights = counts / counts.sum()
+    state = copied(net)
     accuracy = evaluate(net, *target, everything, transforms)
     for _ in range(train.rounds):
         states = []
         for client, (x, y) in zip(clients, tensors):
             net.load_state_dict(state)
             train_locally(net, x, y, torch.from_numpy(client.train), transforms, train)
-            states.append({name: value.clone() for name, value in net.state_dict().items()})
-        state = {name: average([other[name] for other in states], weights) for name in state}
+            states.append(copied(net))
+        state = average_state(states, weights)
         net.load_state_dict(state)
-        for client, (x, y) in zip(clients, tensors):
-            evaluate(net, x, y, torch.from_numpy(client.validation), transforms)
+        validate(net, clients, tensors, transforms)
         accuracy = evaluate(net, *target, everything, transforms)
     return accuracy
+
+
+def validate(
+    net: torch.nn.Module,
+    clients: list[ClientData],
+    tensors: list[tuple[torch.Tensor, torch.Tensor]],
+    transforms: object,
+) -> None:
+    """The accuracy on the validation images of each client."""
+    for client, (x, y) in zip(clients, tensors):
+        evaluate(net, x, y, torch.from_numpy(client.validation), transforms)
+
+
+def on_device(clients: list[ClientData], device: torch.device) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """(images, labels) of each client; clients that share an array share its copy on the device."""
+    images = {id(client.images): torch.from_numpy(np.array(client.images)).to(device) for client in clients}
+    return [(images[id(client.images)], torch.from_numpy(client.labels).to(device)) for client in clients]
+
+
+def target_on(device: torch.device, experiment: Experiment) -> tuple[torch.Tensor, torch.Tensor]:
+    """(images, labels) of the unseen domain."""
+    images, labels, indices = load_target(experiment.data, experiment.run.target)
+    tested = torch.from_numpy(np.array(images[indices]))
+    return tested.to(device), torch.from_numpy(labels[indices]).to(device)
+
+
+def copied(net: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """A copy of the network's state."""
+    return {name: value.clone() for name, value in net.state_dict().items()}
+
+
+def average_state(states: list[dict[str, torch.Tensor]], weights: np.ndarray) -> dict[str, torch.Tensor]:
+    """The weighted mean of the clients' states, tensor by tensor."""
+    return {name: average([state[name] for state in states], weights) for name in states[0]}
 
 
 def average(values: list[torch.Tensor], weights: np.ndarray) -> torch.Tensor:

@@ -31,41 +31,71 @@ class Images:
     examples: int = EXAMPLES
 
 
-def measure(clients: int, values: int) -> str:
-    """Measure one round of this many clients with this many numbers each."""
-    names = [f"client-{number:04d}" for number in range(clients)]
-    previous = {"w": np.zeros(values, np.float32)}
-    trained = {"w": np.random.default_rng(0).normal(0, 0.01, values).astype(np.float32)}
-    part, banks = MaskedUpdate(), {bank.name: bank for bank in (SecureKeys(), SecureShares(), SecureUnmasking())}
-    stores, entries = {name: ClientStore(None, name) for name in names}, {}
-    known = Uniform().known
+class SecureRound:
+    """The exchanges of one round between clients with EXAMPLES examples each and a server.
 
-    def server() -> ServerRound:
-        return ServerRound(1, 1, names, previous, banks=entries, known_weights=known, places={"w": "shared"})
+    names: of the clients; previous: the tensors of the model with which the round begins
+    """
 
-    def local(name: str, asked: str = "", delivered: tuple[str, ...] = ()) -> LocalRound:
-        records = {bank: banks[bank].hand_out(entries[bank], name, server()) or {} for bank in entries}
+    def __init__(self, clients: int, values: int) -> None:
+        self.names = tuple(f"client-{number:04d}" for number in range(clients))
+        self.previous = {"w": np.zeros(values, np.float32)}
+        self.part = MaskedUpdate()
+        self.banks = {bank.name: bank for bank in (SecureKeys(), SecureShares(), SecureUnmasking())}
+        self.entries: dict[str, dict[str, dict[str, np.ndarray]]] = {}
+        self.stores = {name: ClientStore(None, name) for name in self.names}
+
+    def server(self) -> ServerRound:
+        """What the server's parts see."""
+        return ServerRound(
+            1,
+            1,
+            list(self.names),
+            self.previous,
+            banks=self.entries,
+            known_weights=Uniform().known,
+            places={"w": "shared"},
+        )
+
+    def local(self, name: str, asked: str = "", delivered: tuple[str, ...] = ()) -> LocalRound:
+        """What the client's part sees of one message."""
+        records = {bank: self.banks[bank].hand_out(self.entries[bank], name, self.server()) for bank in self.entries}
         return LocalRound(
-            name, None, TrainSettings(), 2, 1, 1, "train", 0, None, stores[name], Images(), clients=tuple(names),
-            records=records, asked=asked, delivered=delivered, known_weights=known,
+            name, None, TrainSettings(), 2, 1, 1, "train", 0, None, self.stores[name], Images(), clients=self.names,
+            records={bank: arrays or {} for bank, arrays in records.items()}, asked=asked, delivered=delivered,
+            known_weights=Uniform().known,
         )  # fmt: skip
 
-    def ask(bank: str, who: list[str], delivered: tuple[str, ...] = ()) -> None:
-        entries[bank] = {name: part.collect(local(name, bank, delivered)) for name in who}
+    def ask(self, bank: str, clients: tuple[str, ...], delivered: tuple[str, ...] = ()) -> None:
+        """Fills a bank with what these clients contribute."""
+        self.entries[bank] = {name: self.part.collect(self.local(name, bank, delivered)) for name in clients}
+
+    def masked(self, name: str, trained: dict[str, np.ndarray]) -> Update:
+        """The update of a client under its masks."""
+        return Update(name, EXAMPLES, self.part.leave(self.local(name), trained, self.previous))
+
+
+def measure(clients: int, values: int) -> str:
+    """Measure one round of this many clients with this many numbers each."""
+    played = SecureRound(clients, values)
+    trained = {"w": np.random.default_rng(0).normal(0, 0.01, values).astype(np.float32)}
+    names = played.names
+    left = names[:-1]  # the last client fails after it has sent its shares
+    weights = dict.fromkeys(left, 1 / (clients - 1))
 
     clock = [time.process_time()]
-    ask(KEYS, names)
-    ask(SHARES, names)
+    played.ask(KEYS, names)
+    played.ask(SHARES, names)
     clock.append(time.process_time())
-    updates = [Update(name, EXAMPLES, part.leave(local(name), trained, previous)) for name in names][:-1]
+    updates = [played.masked(name, trained) for name in names]
     clock.append(time.process_time())
-    ask(OPENED, names[:-1], tuple(names[:-1]))
+    played.ask(OPENED, left, left)
     clock.append(time.process_time())
-    weights = dict.fromkeys(names[:-1], 1 / (clients - 1))
-    SecureMean().fuse(updates, weights, server())
+    SecureMean().fuse(updates[:-1], weights, played.server())
     clock.append(time.process_time())
-    WeightedMean().fuse([Update(name, EXAMPLES, trained) for name in names[:-1]], weights, server())
+    WeightedMean().fuse([Update(name, EXAMPLES, trained) for name in left], weights, played.server())
     clock.append(time.process_time())
+
     keys, masks, _, unmask, plain = np.diff(clock)
     return (
         f"{clients} clients, {values} numbers: keys and shares {keys / clients:.3f} s, masks {masks / clients:.3f} s "

@@ -32,6 +32,7 @@ from strategies.accept import accept_updates
 from strategies.base import FedDG
 from strategies.model import server_model
 from strategies.round import ask_to_train, compute_model, open_round
+from strategies.server import Server
 from strategies.stored import Storage
 from strategies.wire.grids import PatientGrid
 from strategies.wire.sites import Site
@@ -67,6 +68,18 @@ class FileGrid:
         return Message(RecordDict(content), reply_to=message)
 
 
+def server_of(space: Workspace, clients: int, storage: Storage) -> Server:
+    """The server of a run, as it is after the handshake with this many clients."""
+    experiment = space.experiment
+    strategy = FedDG(space.recipe, experiment, space.places, {"experiment": experiment.toml(), "token": TOKEN})
+    server = strategy.server
+    server.storage = storage
+    server.parts.model = server_model(space.net, space.places, space.plan.build_net, space.device)
+    names = space.plan.clients[:clients]
+    server.exchange.sites = {name: Site(name, node, EXAMPLES) for node, name in enumerate(names, start=2)}
+    return server
+
+
 def measure(clients: int, backbone: str, held: bool, folder: Path) -> dict[str, float]:
     """Measure one round: its memory above the process's base in models, and seconds per client."""
     assume_identity(1)
@@ -78,12 +91,7 @@ def measure(clients: int, backbone: str, held: bool, folder: Path) -> dict[str, 
         }
     )
     space = Workspace(resolve(experiment))
-    strategy = FedDG(space.recipe, experiment, space.places, {"experiment": experiment.toml(), "token": TOKEN})
-    server = strategy.server
-    server.storage = Storage(folder, memory=1 << 60) if held else Storage(folder)
-    server.parts.model = server_model(space.net, space.places, space.plan.build_net, space.device)
-    names = space.plan.clients[:clients]
-    server.exchange.sites = {name: Site(name, node, EXAMPLES) for node, name in enumerate(names, start=2)}
+    server = server_of(space, clients, Storage(folder, memory=1 << 60) if held else Storage(folder))
     arrays = state_to_record(space.net.state_dict(), space.travelling)
     model = nbytes(arrays)
     grid = PatientGrid(FileGrid(folder, arrays), server.exchange, 0.0)

@@ -28,14 +28,14 @@ in step_costs.csv.
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 import torch
 from step_data import RandomData, collected_records, made_up_records
 from step_tables import record, table_experiments, write_costs, written_costs
-from turns import PROCESSOR, WALL, clocked, medians, paired_ratio, take_turns
+from turns import PROCESSOR, WALL, Turn, clocked, medians, paired_ratio, take_turns
 
 from clients.optimizers import make_optimizer
 from clients.parts import LocalRound, StepFunction
@@ -173,17 +173,20 @@ def compare(
     first = next(iter(turns.values()))
     print(f"{'row':32} {'best ms':>9} {'median ms':>10} {'ratio':>7} {'best/best':>10} {'cpu ratio':>10}")
     for name, times in turns.items():
-        best, median = min(wall for wall, _ in times), medians(times)[WALL]
-        best_ratio = best / min(wall for wall, _ in first)
-        ratios = [paired_ratio(times, first, place) for place in (WALL, PROCESSOR)]
-        print(
-            f"{name:32} {1e3 * best:9.1f} {1e3 * median:10.1f} {ratios[WALL]:7.3f} {best_ratio:10.3f} "
-            f"{ratios[PROCESSOR]:10.3f}"
-        )
+        print(f"{name:32} {in_numbers(times, first)}")
     fair = PROCESSOR if device.type == "cpu" else WALL
     alone = PROCESSOR if device.type == "cpu" and torch.get_num_threads() == 1 else WALL
     middle = {name: 1e3 * medians(times)[alone] for name, times in turns.items()}
     return middle, {name: paired_ratio(times, first, fair) for name, times in turns.items()}
+
+
+def in_numbers(times: Sequence[Turn], first: Sequence[Turn]) -> str:
+    """The times of a row, and their ratios to those of the first row."""
+    best = min(wall for wall, _ in times)
+    best_of_first = min(wall for wall, _ in first)
+    median = medians(times)[WALL]
+    wall, processor = (paired_ratio(times, first, place) for place in (WALL, PROCESSOR))
+    return f"{1e3 * best:9.1f} {1e3 * median:10.1f} {wall:7.3f} {best / best_of_first:10.3f} {processor:10.3f}"
 
 
 def finished(take: Callable[[], None], device: torch.device) -> None:

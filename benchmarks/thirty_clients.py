@@ -153,9 +153,13 @@ def main() -> None:
         experiment = federation(args.model, Path(name), rounds)
         bare_loop(experiment.replace(train={"rounds": 1}))  # images are decoded and everything is imported
         measured = take_turns(sides_of(experiment, args.ways.split(","), Path(name)), args.repeats, show=say)
-    middle = {way: medians(turns) for way, turns in measured.items()}
-    best = [min(middle[f"bare loop, {threads} thread(s)"][place] for threads in (1, 2)) for place in (0, 1)]
     print(f"{args.model}, {rounds} rounds, {args.repeats} repetition(s), torch {torch.__version__}")
+    show({way: medians(turns) for way, turns in measured.items()})
+
+
+def show(middle: dict[str, tuple[float, float]]) -> None:
+    """Print the medians (whole seconds, seconds of a round) of each way, and their ratios to the faster bare loop."""
+    best = [min(middle[f"bare loop, {threads} thread(s)"][place] for threads in (1, 2)) for place in (0, 1)]
     print(f"{'way':32} {'whole s':>9} {'ratio':>7} {'round s':>9} {'ratio':>7}")
     for way, (whole, one) in middle.items():
         print(f"{way:32} {whole:9.2f} {whole / best[0]:7.2f} {one:9.3f} {one / best[1]:7.2f}")

@@ -8,11 +8,13 @@ round with the best source validation: on the images that validate, which no cli
 """
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
+from matplotlib.axes import Axes
 
 from fedsim.data.drawings import EMBEDDED, STYLES, listed, sheet_images
 from fedsim.records import read_runs
@@ -72,24 +74,28 @@ def draw(scores: dict[str, float], target: str, look: dict[str, Any]) -> None:
         len(order), len(THINGS) + 2, figsize=(9, 4.6), width_ratios=[3.2, *[1] * len(THINGS), 2.6]
     )
     for line, style in zip(axes, order):
-        is_unseen = style == target
-        color = look["unseen"] if is_unseen else look["seen"]
-        role = "unseen: no client has it" if is_unseen else "a client trains on it"
         for axis in line:
             axis.set_axis_off()
-        title = {"fontsize": 12, "weight": "bold", "color": look["ink"]}
-        line[0].text(0, 0.62, TITLES[style], va="center", transform=line[0].transAxes, **title)
-        line[0].text(0, 0.22, role, fontsize=9, color=color, va="center", transform=line[0].transAxes)
+        write_texts(line, style, scores[style], style == target, look)
         images = sheet_images(style)
         for axis, thing in zip(line[1:-1], THINGS):
             axis.imshow(images[names.index(thing)].transpose(1, 2, 0))
-        text = f"{100 * scores[style]:.0f} %"
-        line[-1].text(0.95, 0.5, text, fontsize=16, weight="bold", color=color, ha="right", va="center",
-                      transform=line[-1].transAxes)  # fmt: skip
     figure.text(0.975, 0.955, "accuracy of FedAvg", fontsize=9, color=look["ink"], ha="right")
     figure.subplots_adjust(0.02, 0.02, 0.98, 0.95, 0.05, 0.08)
     figure.savefig(look["file"], dpi=130, facecolor=look["paper"])
     plt.close(figure)
+
+
+def write_texts(line: Sequence[Axes], style: str, score: float, is_unseen: bool, look: dict[str, Any]) -> None:
+    """Write the name and the part of a style before its images, and the accuracy behind them."""
+    color = look["unseen"] if is_unseen else look["seen"]
+    role = "unseen: no client has it" if is_unseen else "a client trains on it"
+    first, last = line[0], line[-1]
+    title = {"fontsize": 12, "weight": "bold", "color": look["ink"]}
+    first.text(0, 0.62, TITLES[style], va="center", transform=first.transAxes, **title)
+    first.text(0, 0.22, role, fontsize=9, color=color, va="center", transform=first.transAxes)
+    number = {"fontsize": 16, "weight": "bold", "color": color}
+    last.text(0.95, 0.5, f"{100 * score:.0f} %", ha="right", va="center", transform=last.transAxes, **number)
 
 
 if __name__ == "__main__":

@@ -125,7 +125,10 @@ def culprit(
         if not rest:
             continue
         server.state.restore_parts(saved_parts)
-        _, fused, move = compute_once(server, grid, rest)
+        try:
+            _, fused, move = compute_once(server, grid, rest)
+        except (LostRoundError, RefusedUpdateError):
+            continue  # without this client no model can be made either
         if not (cannot_be_sent(server, fused) or moved_too_far(server, move, rest, sizes)):
             return update.client
     return ""
@@ -178,13 +181,13 @@ def merged(server: Server, bank: Bank, updates: Sequence[Update], view: ServerRo
 
 
 def keep(server: Server, view: ServerRound, updates: Sequence[Update], sizes: Mapping[str, float]) -> None:
-    """Puts into the state what the round leaves: the banks, the sizes of its updates, and what the clients keep."""
-    state = server.state
+    """Puts into the state what the round leaves; who failed after its training may have lost what came once."""
+    state, notes = server.state, server.exchange.notes
     history, _ = state.of_part(HISTORY)
     for update in updates:
         if update.client in sizes:
             remember(history, update.client, sizes[update.client])
         if update.stored:
-            state.stored[update.client] = server.exchange.notes.round
-    server.parts.keep([update.client for update in updates])
+            state.stored[update.client] = notes.round
+    server.parts.keep([update.client for update in updates if notes.row(update.client)["status"] == "ok"])
     state.banks = dict(view.banks)

@@ -15,6 +15,7 @@ class Snapshot:
 
     parts: SavedParts
     banks: dict[str, Entries]
+    layouts: dict[str, str]
     stored: dict[str, int]
     handed: dict[str, list[str]]
 
@@ -44,7 +45,7 @@ class ServerState:
     def snapshot(self) -> Snapshot:
         """What `restore` needs to take back all that a round changes."""
         handed = {bank: list(clients) for bank, clients in self.handed.items()}
-        return Snapshot(self.saved_parts(), dict(self.banks), dict(self.stored), handed)
+        return Snapshot(self.saved_parts(), dict(self.banks), dict(self.layouts), dict(self.stored), handed)
 
     def restore(self, before: Snapshot) -> None:
         """Takes back what a round has changed; this may be done several times with the same snapshot.
@@ -52,7 +53,7 @@ class ServerState:
         A client that has failed since then stays out of `handed`, because it may have lost what it kept.
         """
         self.restore_parts(before.parts)
-        self.banks, self.stored = dict(before.banks), dict(before.stored)
+        self.banks, self.layouts, self.stored = dict(before.banks), dict(before.layouts), dict(before.stored)
         now, self.handed = self.handed, {}
         for bank, clients in before.handed.items():
             self.handed[bank] = [client for client in clients if client in now.get(bank, ())]

@@ -162,7 +162,8 @@ class Clock:
             records.append(record)
             hours, seconds, share, *values = list(record.values())[1:]
             shown = list(map(measure.number, values))
-            rows.append(Row([label, f"{hours:.3g}", f"{seconds:.3g}", percent(share), *shown]))
+            numbers = [f"{hours:.3g}", f"{seconds:.3g}", percent(share)]
+            rows.append(Row([label, *numbers, *shown]))
         title = f"{self.comparison.title}: {measure.heading} over hours"
         columns = [LABEL, *map(Column, heads)]
         return Table(columns, rows, title=title, notes=self.notes, records=records)

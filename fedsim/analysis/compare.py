@@ -45,9 +45,10 @@ from fedsim.common.errors import UserError, nearest
 from fedsim.common.tasks import task_of
 from fedsim.data.benchmarks import AVERAGE
 from fedsim.records.differences import refuse_twice, require_alike, variant_text, variants
-from fedsim.records.reading import Runs
+from fedsim.records.reading import Runs, part_of
 from fedsim.records.selection import BUDGETS, RULES, WORST_SOURCE, rule_title
 from fedsim.settings.experiment import Experiment
+from fedsim.settings.run import NO_TARGET
 
 Grids = dict[str, pd.DataFrame]  # {label: its accuracies, seeds × targets}
 Experiments = Mapping[str, Experiment]  # by run
@@ -80,6 +81,7 @@ def compare(
     by: dotted settings in which the runs are meant to differ; each combination becomes a row of its own.
     Raises UserError if runs differ in anything but method, target, seed and `by`, or two runs fill the same cell.
     """
+    runs, notes_on_others = _with_unseen(runs)
     if select == WORST_SOURCE:
         runs = with_worst_source(runs)
     task_metric, metric = _check_request(runs, select, metric)
@@ -114,14 +116,26 @@ def compare(
     )
     _add_worst(comparison)
     reasons = _add_papers(runs, recorded, comparison, published)
-    comparison.notes = _all_notes(
+    notes = _all_notes(
         runs,
         recorded,
         not_computed,
         reasons,
         comparison,
     )
+    comparison.notes = notes_on_others + notes
     return comparison
+
+
+def _with_unseen(runs: Runs) -> tuple[Runs, list[str]]:
+    """(the runs that leave a domain out, a note on those that leave none out); all runs where none leaves one out."""
+    targets = {run: experiment.run.target for run, experiment in runs.experiments.items()}
+    names = [run for run, target in targets.items() if target != NO_TARGET]
+    others = len(targets) - len(names)
+    if not names or not others:
+        return runs, []
+    note = f"Not in the table, because no domain is unseen (target {NO_TARGET}): {others} of {len(targets)} runs."
+    return part_of(runs, names), [note]
 
 
 def _all_notes(

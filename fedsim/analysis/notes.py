@@ -161,9 +161,11 @@ def rare_class_notes(shares: Mapping[str, tuple[int, float]]) -> list[str]:
 
 def _sampling_notes(shares: Mapping[str, tuple[int, float]]) -> list[str]:
     """Return a note on what one tested example weighs, where a target has few of them."""
-    target, (examples, _) = min(shares.items(), key=lambda share: share[1][0], default=("", (FEW_TESTED, 0.0)))
-    if examples >= FEW_TESTED:
+    counts = {target: examples for target, (examples, _) in shares.items()}
+    if min(counts.values(), default=FEW_TESTED) >= FEW_TESTED:
         return []
+    target = min(counts, key=lambda name: counts[name])
+    examples = counts[target]
     one = f"one of the {examples} of {target} is {100 / examples:.1f} points"
     return [f"± does not say which examples happened to be tested: {one}."]
 

@@ -93,7 +93,8 @@ def layer_over_rounds(details: pd.DataFrame, layer: str, name: str, label: str, 
     over = over_seeds(frame["seed"].nunique())
     title = quantity.replace("_", " ")
     heads = list(map(unseen, targets))
-    figure, axes = panels(1, heads, f"{name}, {label}: {title} of {layer} ({over})")
+    heading = f"{name}, {label}: {title} of {layer} ({over})"
+    figure, axes = panels(1, heads, heading)
     looks = styles(sorted(frame[key].unique()))
     for panel, target in zip(axes[0], targets):
         of_target = frame[frame["target"] == target]
@@ -163,8 +164,9 @@ def _by_model(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _figure_of_matrices(rows: int, columns: int, height: int, width: int) -> Figure:
     """A figure with room for matrices of this height and width in cells."""
-    inches = columns * (0.5 * width + 1.3) + 0.6, rows * (0.32 * height + 0.9) + 0.8
-    return Figure(figsize=inches, layout="constrained")
+    across = columns * (0.5 * width + 1.3) + 0.6
+    down = rows * (0.32 * height + 0.9) + 0.8
+    return Figure(figsize=(across, down), layout="constrained")
 
 
 def layer_distances(details: pd.DataFrame, name: str, label: str) -> Figure | None:
@@ -291,7 +293,8 @@ def over_setting(rows: pd.DataFrame, key: str, name: str, select: str, looks: Lo
         return None
     factor, unit = (100, " (%)") if task.is_fraction else (1, "")
     parts = _by_target(rows, column)
-    title = f"{name}: {task.title}{unit} over {key} ({over_seeds(most_seeds(rows))})"
+    seeds = over_seeds(most_seeds(rows))
+    title = f"{name}: {task.title}{unit} over {key} ({seeds})"
     figure, axes = panels(1, list(parts), title)
     values = sorted(rows["value"].unique())
     for panel, part in zip(axes[0], parts.values()):

@@ -410,7 +410,8 @@ def segmentation(cases: ByTarget) -> Table | None:
         dice, distance = (_mean_of_targets(shared, quantity) for quantity in STRUCTURE_QUANTITIES)
         cells: Cells = [label, *map(_percent_cell, dice)]
         for value in distance:
-            cells.append(Cell(MISSING if np.isnan(value) else f"{value:.2f}", value=float(value)))
+            text = MISSING if np.isnan(value) else f"{value:.2f}"
+            cells.append(Cell(text, value=float(value)))
         rows.append(Row(cells))
     columns = [LABEL]
     columns += [Column(f"{structure}: Dice (%)") for structure in structures]

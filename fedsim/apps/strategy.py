@@ -27,7 +27,7 @@ from fedsim.apps.rounds import AppSpace, DatasetTarget, Metrics, Rounds, renamed
 from fedsim.common.errors import UserError
 from fedsim.common.tasks import CLASSIFICATION, OF_CLASSES
 from fedsim.common.values import Json, JsonTable
-from fedsim.data.of_apps import DATASET, HERE, NO_TARGET, hold, settings_for
+from fedsim.data.of_apps import DATASET, HERE, hold, settings_for
 from fedsim.methods.any_client import banks_of, needs_of, of_no_app, of_our_client
 from fedsim.methods.assembly import assemble, build_recipe
 from fedsim.methods.recipe import SLOTS, Recipe
@@ -36,6 +36,7 @@ from fedsim.runs.plan import resolve
 from fedsim.runs.serve import serve
 from fedsim.settings.experiment import OF_ROUNDS, SECTIONS, Experiment
 from fedsim.settings.keywords import experiment_of
+from fedsim.settings.run import NO_TARGET
 from fedsim.tensors.arrays import state_to_record
 from fedsim.tensors.records import Config
 from strategies.base import DEFAULT_TIMEOUT, Evaluate

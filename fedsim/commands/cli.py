@@ -67,7 +67,7 @@ def overall(
 def run(
     config: options.Config = "digits",
     method: Annotated[str, typer.Option(help="row of `fedsim methods`, or a+b")] = "",
-    target: Annotated[str, typer.Option(help="the unseen domain")] = "",
+    target: Annotated[str, typer.Option(help="the unseen domain; no-target: none, all domains train")] = "",
     seed: Annotated[int | None, typer.Option(help="run seed (default: the experiment's, 0)")] = None,
     runtime: Annotated[str, typer.Option(help="inline, ray, flower or deployment")] = "",
     federation: Annotated[str, typer.Option(help="the deployment's federation file")] = "",

@@ -101,7 +101,7 @@ def run(
     data: the name or path of an experiment file, or the path of a folder of images DOMAIN/CLASS/IMAGE, a table or .npz;
     or a mapping from domains to torch Datasets of (tensor, class), or with `task="regression"` or `"multi-label"` of
     (tensor, number) or (tensor, labels of 0 and 1)
-    target: the unseen domain; empty: the last one
+    target: the unseen domain; empty: the last one; "no-target": none, all domains train
     model: the name of a backbone, an nn.Module, or a class or function that makes one; None: that of the experiment
     progress: whether a bar is shown
     settings: of the experiment file, under their names: `rounds=5`, `lr=0.01`, `seed=1`, `output="outputs"`,

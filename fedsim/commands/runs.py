@@ -12,6 +12,7 @@ from fedsim.common.console import cut, errors, say
 from fedsim.common.errors import UserError
 from fedsim.common.tasks import SOURCE_TEST, UNDEFINED, Task, scores, task_in
 from fedsim.settings.experiment import Experiment
+from fedsim.settings.run import NO_TARGET
 
 if TYPE_CHECKING:
     from fedsim.runs.plan import Plan
@@ -74,11 +75,15 @@ def headline(folder: Path) -> str:
     basis = rule_title(DEFAULT_RULE, [read_settings(folder)])
     recorded = read_environment(folder)
     undefined = recorded.get("undefined", {}).get(str(row["target"]), "")
+    place, quantity, title = f"on unseen {row['target']!s}", "target", task.title
+    if row["target"] == NO_TARGET:
+        place, quantity = "on all domains, of which none is unseen", "mean_validation"
+        title = f"{task.title} in validation"
     lines = [
-        f"{row['method']} on unseen {row['target']!s} (seed {row['seed']:.0f}): "
-        f"{_result(task, row, 'best_validation')} {task.title} "
+        f"{row['method']} {place} (seed {row['seed']:.0f}): "
+        f"{_result(task, row, 'best_validation', quantity)} {title} "
         f"at round {row['best_validation_round']:.0f} ({basis}), "
-        f"{_result(task, row, 'last')} at the last round",
+        f"{_result(task, row, 'last', quantity)} at the last round",
         _source_test(task, row),
         f"{row['target']}: {undefined}" if undefined else "",
         recorded.get("privacy", ""),
@@ -95,9 +100,12 @@ def _source_test(task: Task, row: Mapping[str, Any]) -> str:
     return f"{task.text(float(value))} {task.title} on test images of the sources, which select nothing"
 
 
-def _result(task: Task, row: Mapping[str, Any], rule: str) -> str:
-    """The primary metric on the unseen domain under a selection rule, in words; nan where no round is selected."""
-    value = float(row[f"{rule}_target_{task.metric}"])
+def _result(task: Task, row: Mapping[str, Any], rule: str, quantity: str) -> str:
+    """The primary metric under a selection rule, in words; nan where no round is selected.
+
+    quantity: "target" on the unseen domain, "mean_validation" on the validation examples of the sources
+    """
+    value = float(row[f"{rule}_{quantity}_{task.metric}"])
     return f"nan{task.unit}" if math.isnan(float(row[f"{rule}_round"])) else task.text(value)
 
 

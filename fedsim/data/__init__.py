@@ -7,7 +7,7 @@
 Batched augmentation lives in `fedsim.data.augment` (it needs torch).
 """
 
-from fedsim.data.benchmarks import benchmark, find_dataset, resolve_domain
+from fedsim.data.benchmarks import benchmark, find_dataset, resolve_domain, resolve_target
 from fedsim.data.catalog import BENCHMARKS
 from fedsim.data.client_data import ClientData, domain_of
 from fedsim.data.loading import (
@@ -44,6 +44,7 @@ __all__ = [
     "load_target_masks",
     "load_unlabelled",
     "resolve_domain",
+    "resolve_target",
     "source_domains",
     "unseen_domains",
 ]

@@ -22,16 +22,17 @@ class Embedded:
 
 EMBEDDED = {
     "hospitals": Embedded(
-        Path(__file__).parent / "embedded" / "heart_disease.csv", {"label": "disease", "domain": "hospital"}
+        file=Path(__file__).parent / "embedded" / "heart_disease.csv",
+        columns={"label": "disease", "domain": "hospital"},
     )
 }
 
 MAPPING = Benchmark(
-    PARTITIONED,
-    "Datasets by domain",
-    (),
-    (),
-    1,
+    name=PARTITIONED,
+    title="Datasets by domain",
+    domains=(),
+    classes=(),
+    channels=1,
     source="your own tensors",
     images=False,
     reader=READER,
@@ -40,15 +41,17 @@ MAPPING = Benchmark(
 )
 
 
-def is_mapping(found: object) -> bool:
+def is_mapping(source: object) -> bool:
     """Whether an object is a mapping, or a function that is declared to return one to torch Datasets.
 
     Such a function is called later, and a call may do anything: `def hospitals() -> dict[str, Dataset]:`.
     """
-    if isinstance(found, Mapping | type):
-        return not isinstance(found, type)
+    if isinstance(source, type):
+        return False
+    if isinstance(source, Mapping):
+        return True
     try:
-        made = get_type_hints(found).get("return")
+        made = get_type_hints(source).get("return")
     except Exception:  # an object without annotations, or annotations that name what is not there
         return False
     kind, values = get_origin(made), get_args(made)[1:]

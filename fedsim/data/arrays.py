@@ -31,10 +31,10 @@ from fedsim.data.feature_tables import (
     columns_of,
     complete_rows,
     encode,
-    is_empty,
     names_of_labels,
     read_table,
     recorded_columns,
+    refuse_empty,
     targets_of,
     text_of_names,
     with_categories,
@@ -48,14 +48,17 @@ from fedsim.data.reader import Images, Reader, content_hash, nameless_hash, numb
 from fedsim.data.row import Benchmark
 from fedsim.data.targets import checked_targets, declared_outputs, names_of_targets, targets_or_classes
 from fedsim.data.tensor_sets import check_labels, name_classes, read_tensors
+from fedsim.data.text_table import FIRST_ROW, Cells, TextTable, read_shipped
 from fedsim.data.text_table import SUFFIXES as TABLES
-from fedsim.data.text_table import Cells, TextTable, read_shipped
 from fedsim.settings import DataSettings, data_root
 from fedsim.settings.plugins import called, load
 
 SUFFIXES = (*TABLES, ".npz")
 ARRAYS = ("label", "domain", "split", "group")  # of an .npz file, next to x
 KEPT = 4  # opened data sets that a process keeps in memory
+Form = tuple[tuple[int, ...], tuple[str, ...], int]  # of an example: shape, features, and numbers among them
+Piece = tuple[Path, TextTable]  # a file, and some of its rows
+Pieces = Mapping[str, Sequence[Piece]]  # {domain: its rows}
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,9 +87,15 @@ class Examples:
 
     def chosen(self, indices: np.ndarray) -> "Examples":
         """Some of the examples."""
-        parts = None if self.parts is None else self.parts[indices]
-        groups = None if self.groups is None else self.groups[indices]
-        return Examples(self.values[indices], self.labels[indices], parts, groups)
+        examples = Examples(self.values[indices], self.labels[indices])
+        if self.parts is not None:
+            examples = replace(examples, parts=self.parts[indices])
+        if self.groups is not None:
+            examples = replace(examples, groups=self.groups[indices])
+        return examples
+
+
+Labelled = dict[str, tuple[Examples, list[str]]]  # {domain: (examples, what each is called)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,16 +122,19 @@ def discover(data: DataSettings, row: Benchmark) -> Benchmark:
     Where no file is here, because the data are on other machines, the settings must name them: data.domains,
     data.classes, and data.shape or the features with all their categories.
     """
-    domains = tuple(sorted(map(composed, data.domains)))
-    declared = declared_outputs(data) or tuple(sorted(map(composed, data.classes), key=class_order))
-    if row.name not in (PARTITIONED, *EMBEDDED) and domains and declared and not data_root(data).exists():
-        shape, features, numeric = _declared_shape(data)
-        opened = Opened({}, declared, shape, features, numeric)
+    domains = set(map(composed, data.domains))
+    outputs = declared_outputs(data)
+    if not outputs:
+        classes = map(composed, data.classes)
+        outputs = tuple(sorted(classes, key=class_order))
+    is_declared = bool(domains and outputs)
+    if is_declared and _is_elsewhere(data, row):
+        opened = Opened({}, outputs, *_declared_form(data))
     else:
         opened = open_arrays(data, row)
     return replace(
         row,
-        domains=tuple(sorted({*opened.domains, *domains})),
+        domains=tuple(sorted(domains.union(opened.domains))),
         **targets_or_classes(data, opened.classes),
         shape=opened.shape,
         features=opened.features,
@@ -130,18 +142,28 @@ def discover(data: DataSettings, row: Benchmark) -> Benchmark:
     )
 
 
-def _declared_shape(data: DataSettings) -> tuple[tuple[int, ...], tuple[str, ...], int]:
-    """(shape, features, numbers among them) that the settings name, for a server without data."""
+def _is_elsewhere(data: DataSettings, row: Benchmark) -> bool:
+    """Whether the examples are in files, and no file is here."""
+    if row.name in (PARTITIONED, *EMBEDDED):
+        return False
+    return not data_root(data).exists()
+
+
+def _declared_form(data: DataSettings) -> Form:
+    """The form of an example that the settings name, for a server without data."""
     if data.shape:
         return tuple(data.shape), (), data.shape[0]
     columns = columns_of(data, {})
-    if not columns.features or not all(columns.categories.values()):
-        raise UserError(f"data.root: nothing at {data_root(data)}; a server without data needs data.shape, or "
-                        "data.columns.features and all values in data.columns.categories")  # fmt: skip
-    return _shape_of_rows(columns, data.missing)
+    has_values = all(columns.categories.values())
+    if not columns.features or not has_values:
+        raise UserError(
+            f"data.root: nothing at {data_root(data)}; a server without data needs data.shape, or "
+            "data.columns.features and all values in data.columns.categories"
+        )
+    return _form_of_rows(columns, data.missing)
 
 
-def _shape_of_rows(columns: Columns, missing: str) -> tuple[tuple[int, ...], tuple[str, ...], int]:
+def _form_of_rows(columns: Columns, missing: str) -> Form:
     features = columns.names_of_inputs(missing)
     return (len(features),), features, len(columns.numbers)
 
@@ -159,12 +181,19 @@ class ArrayReader(Reader):
         """What the names of classes in the used domains show; nothing where targets are no classes."""
         if not TASKS[self.found.task].has_classes:
             return []
-        counts = {domain: count_names(self._examples(domain).labels.tolist()) for domain in self.found.domains}
-        names = sum(map(Counter, counts.values()), Counter[str]())
-        place = data_root(self.data) if self.found.name == "arrays" else self.found.title
+        counts = {}
+        together: Counter[str] = Counter()
+        for domain in self.found.domains:
+            labels = self._examples(domain).labels
+            counts[domain] = count_names(labels.tolist())
+            together.update(counts[domain])
+        place = self.found.title
+        if self.found.name == "arrays":
+            place = str(data_root(self.data))
         column = self.data.column("label", "label")
-        findings = label_findings(names, place, column)
-        return [*findings, *class_findings(counts, f"{place}, column {column!r}")]
+        of_labels = label_findings(together, place, column)
+        of_classes = class_findings(counts, f"{place}, column {column!r}")
+        return of_labels + of_classes
 
     def images(self, domain: str, apart: bool = False) -> Images:
         """Values float32 [N, ...] and labels int64 [N] of a domain."""
@@ -177,7 +206,8 @@ class ArrayReader(Reader):
         if examples.has_targets:  # all are of one stratum
             return np.zeros(len(examples.labels), np.int64)
         place = {name: index for index, name in enumerate(self.found.classes)}
-        return np.array([place[name] for name in examples.labels.tolist()], np.int64)
+        numbers = [place[name] for name in examples.labels.tolist()]
+        return np.array(numbers, np.int64)
 
     def masks(self, domain: str, apart: bool = False) -> np.ndarray | None:
         """Targets float32 [N, Q]; None where the examples have classes."""
@@ -188,8 +218,10 @@ class ArrayReader(Reader):
         """Indices of the examples whose split is `part`; None when none of the domain has it."""
         parts = self._examples(domain).parts
         if parts is None:
-            raise UserError(f"{self.found.title}: there is no split, which data.split = 'lists' and data.test_split = "
-                            "'list' read; add a column split, or an array of this name")  # fmt: skip
+            raise UserError(
+                f"{self.found.title}: there is no split, which data.split = 'lists' and data.test_split = "
+                "'list' read; add a column split, or an array of this name"
+            )
         indices = np.flatnonzero(parts == part)
         return indices if len(indices) else None
 
@@ -210,8 +242,12 @@ class ArrayReader(Reader):
         """Hash of the values and labels of a domain."""
         examples = self._examples(domain)
         values = examples.values
-        labels = examples.labels.tobytes() if examples.has_targets else "\0".join(examples.labels).encode()
-        content = [str(values.shape).encode(), values.tobytes(), labels]
+        shape = str(values.shape)
+        content = [shape.encode(), values.tobytes()]
+        if examples.has_targets:
+            content.append(examples.labels.tobytes())
+        else:
+            content.append("\0".join(examples.labels).encode())
         if examples.parts is not None and reads_lists(self.data):
             content.append("\0".join(examples.parts).encode())
         groups = self.groups(domain)
@@ -227,15 +263,17 @@ class ArrayReader(Reader):
         """Hash of the examples with their labels, in any order."""
         digests = [row.tobytes() for row in self.digests(domain)]
         labels = self.labels(domain)
-        if (targets := self.masks(domain)) is not None:
-            digests = [digest + target.tobytes() for digest, target in zip(digests, targets, strict=True)]
+        targets = self.masks(domain)
+        if targets is not None:
+            pairs = zip(digests, targets, strict=True)
+            digests = [digest + target.tobytes() for digest, target in pairs]
         return nameless_hash(labels, digests)
 
     def _examples(self, domain: str) -> Examples:
         domains = open_arrays(self.data, self.found).domains
         if domain not in domains:
-            raise UserError(f"{self.found.title}: no example of domain {domain!r} is here; {nearest(domain, domains)}"
-                            f"found: {', '.join(domains)}")  # fmt: skip
+            hint = f"{nearest(domain, domains)}found: {', '.join(domains)}"
+            raise UserError(f"{self.found.title}: no example of domain {domain!r} is here; {hint}")
         return domains[domain]
 
 
@@ -247,8 +285,12 @@ def open_arrays(data: DataSettings, row: Benchmark) -> Opened:
 
     Raises UserError for files that are missing or cannot be read, and for values, labels and domains that do not fit.
     """
-    source = load(data.dataset, "data.dataset") if row.name == PARTITIONED else None
-    files = [] if row.name == PARTITIONED else array_files(data, row)
+    source: object = None
+    files: list[Path] = []
+    if row.name == PARTITIONED:
+        source = load(data.dataset, "data.dataset")
+    else:
+        files = array_files(data, row)
     settings = data.model_dump(include={"dataset", "task", "domains", "classes", "columns", "missing"})
     key = (
         row.name,
@@ -259,8 +301,10 @@ def open_arrays(data: DataSettings, row: Benchmark) -> Opened:
     )
     if key not in _opened:
         while len(_opened) >= KEPT:
-            del _opened[next(iter(_opened))]
-        _opened[key] = replace(_open(data, row, files, source), source=source)
+            oldest = next(iter(_opened))
+            del _opened[oldest]
+        opened = _open(data, row, files, source)
+        _opened[key] = replace(opened, source=source)
     return _opened[key]
 
 
@@ -290,53 +334,78 @@ def array_files(data: DataSettings, row: Benchmark) -> list[Path]:
     if row.name in EMBEDDED:
         return [EMBEDDED[row.name].file]
     root = data_root(data)
+    endings = ", ".join(SUFFIXES)
     if not root.exists():
-        raise UserError(f"data.root: nothing at {root}{read_from(root)}; name a file ({', '.join(SUFFIXES)}) or a "
-                        "folder of them")  # fmt: skip
+        place = f"{root}{read_from(root)}"
+        raise UserError(f"data.root: nothing at {place}; name a file ({endings}) or a folder of them")
     candidates = sorted(root.iterdir()) if root.is_dir() else [root]
     files = [file for file in candidates if file.suffix.lower() in SUFFIXES]
     if not files:
-        raise UserError(f"data.root: {root} holds no file that ends in {', '.join(SUFFIXES)}")
-    if len({file.suffix.lower() == ".npz" for file in files}) > 1:
+        raise UserError(f"data.root: {root} holds no file that ends in {endings}")
+    kinds = {_is_npz(file) for file in files}
+    if len(kinds) > 1:
         raise UserError(f"data.root: {root} holds .npz files and tables; keep one kind")
     return files
+
+
+def _is_npz(file: Path) -> bool:
+    return file.suffix.lower() == ".npz"
 
 
 def _open(data: DataSettings, row: Benchmark, files: Sequence[Path], source: object) -> Opened:
     if row.name == PARTITIONED:
         return _open_datasets(data, source)
-    if files[0].suffix.lower() == ".npz":
+    if _is_npz(files[0]):
         return _open_npz(data, files)
     if row.name in EMBEDDED:
         shipped = EMBEDDED[row.name]
-        return _open_tables(data, {shipped.file: read_shipped(shipped.file)}, shipped.columns)
-    return _open_tables(data, {file: read_table(file) for file in files}, {})
+        table = read_shipped(shipped.file)
+        return _open_tables(data, {shipped.file: table}, shipped.columns)
+    tables = {file: read_table(file) for file in files}
+    return _open_tables(data, tables, {})
 
 
 def _open_datasets(data: DataSettings, source: object) -> Opened:
-    """The Datasets to which `module:name`, a mapping or a function that returns one, maps domains."""
-    mapping = source if isinstance(source, Mapping) else called(source, f"data.dataset {data.dataset!r}")
-    if not isinstance(mapping, Mapping) or not mapping:
-        raise UserError(f"data.dataset {data.dataset!r} is {type(mapping).__name__}; give a mapping from domains to "
-                        "torch Datasets of (tensor, target)")  # fmt: skip
-    values, labels = {}, {}
-    for name, dataset in mapping.items():
+    """The Datasets to which `module:name` maps domains."""
+    examples = {}
+    for name, dataset in _mapping_of(data, source).items():
         domain = composed(str(name))
-        values[domain], labels[domain] = read_tensors(dataset, domain, data.task)
+        tensors = read_tensors(dataset, domain, data.task)
+        examples[domain] = Examples(tensors.values, tensors.labels)
+    labels = {domain: of_domain.labels for domain, of_domain in examples.items()}
     if data.task in OF_TENSORS:
-        domains = {domain: Examples(values[domain], labels[domain]) for domain in values}
-        return _checked(domains, names_of_targets(data, labels, data.dataset), data.dataset)
-    first, classes = 0, tuple(data.classes)
-    for domain in labels if classes else ():
-        check_labels(labels[domain], len(classes), domain)
+        targets = names_of_targets(data, labels, data.dataset)
+        return _checked(examples, targets, data.dataset)
+    classes, first = _numbered_classes(data, labels)
+    names = np.array(classes, dtype=object)
+    named = {}
+    for domain, numbers in labels.items():
+        named[domain] = replace(examples[domain], labels=names[numbers - first])
+    return _checked(named, classes, data.dataset)
+
+
+def _mapping_of(data: DataSettings, source: object) -> Mapping[Any, Any]:
+    """The mapping from domains to Datasets that a user's module has, or that its function returns."""
+    place = f"data.dataset {data.dataset!r}"
+    mapping = source if isinstance(source, Mapping) else called(source, place)
+    if not isinstance(mapping, Mapping) or not mapping:
+        kind = type(mapping).__name__
+        raise UserError(f"{place} is {kind}; give a mapping from domains to torch Datasets of (tensor, target)")
+    return mapping
+
+
+def _numbered_classes(data: DataSettings, labels: Mapping[str, np.ndarray]) -> tuple[tuple[str, ...], int]:
+    """(names of the classes, number of the first one), of the settings or of what the domains have together.
+
+    labels: numbers int64 [N] of each domain. Raises UserError for numbers that do not fit.
+    """
+    classes = tuple(data.classes)
     if not classes:
         classes = name_classes(labels)
-        first = int(classes[0])
-    names = np.array(classes, dtype=object)
-    domains = {}
+        return classes, int(classes[0])
     for domain, numbers in labels.items():
-        domains[domain] = Examples(values[domain], names[numbers - first])
-    return _checked(domains, classes, data.dataset)
+        check_labels(numbers, len(classes), domain)
+    return classes, 0
 
 
 def _open_npz(data: DataSettings, files: Sequence[Path]) -> Opened:
@@ -350,9 +419,10 @@ def _open_npz(data: DataSettings, files: Sequence[Path]) -> Opened:
     where = files[0].parent
     if data.task in OF_TENSORS:
         targets = {domain: examples.labels for domain, examples in domains.items()}
-        return _checked(domains, names_of_targets(data, targets, where), where)
-    classes = _class_names(data, domains, where)
-    return _checked(domains, classes, where)
+        names = names_of_targets(data, targets, where)
+    else:
+        names = _class_names(data, domains, where)
+    return _checked(domains, names, where)
 
 
 def _read_npz(file: Path, data: DataSettings) -> dict[str, Examples]:
@@ -364,24 +434,31 @@ def _read_npz(file: Path, data: DataSettings) -> dict[str, Examples]:
     for name in ARRAYS:
         is_text = name != "label" or not has_targets
         if name in arrays and is_text:
-            texts[name] = Cells.of(arrays[name].astype(str).tolist())
+            column = arrays[name].astype(str)
+            texts[name] = Cells.of(column.tolist())
     if has_targets:
         labels = checked_targets(arrays["label"], data.task, f"{file}, label")
     else:
         labels = names_of_labels(texts["label"], f"{file}, label", first_row=0)
-    whole = Examples(values, labels)
+    examples = Examples(values, labels)
     if "split" in texts:
-        whole = replace(whole, parts=_parts(texts["split"], str(file)))
+        parts = _parts(texts["split"], str(file))
+        examples = replace(examples, parts=parts)
     if "group" in texts:
-        whole = replace(whole, groups=_groups(texts["group"], f"{file}, group", first_row=0))
+        groups = _groups(texts["group"], f"{file}, group", first_row=0)
+        examples = replace(examples, groups=groups)
     if "domain" not in texts:
-        return {composed(file.stem): whole}
-    domains = text_of_names(texts["domain"])
-    examples = {}
+        return {composed(file.stem): examples}
+    return _by_domain(examples, text_of_names(texts["domain"]))
+
+
+def _by_domain(examples: Examples, domains: np.ndarray) -> dict[str, Examples]:
+    """The examples of each domain. domains: their names [N]"""
+    by_domain = {}
     for domain in sorted(set(domains)):
-        chosen = np.flatnonzero(domains == domain)
-        examples[domain] = whole.chosen(chosen)
-    return examples
+        indices = np.flatnonzero(domains == domain)
+        by_domain[domain] = examples.chosen(indices)
+    return by_domain
 
 
 def _named_arrays(file: Path, data: DataSettings) -> dict[str, np.ndarray]:
@@ -391,7 +468,11 @@ def _named_arrays(file: Path, data: DataSettings) -> dict[str, np.ndarray]:
     """
     stored = _load_npz(file)
     names = {data.column(name, name): name for name in ("label", "domain", "split")}
-    arrays = {names.get(name, name): array for name, array in stored.items() if name != "group" or name in names}
+    arrays = {}
+    for name, array in stored.items():
+        if name in names or name != "group":
+            ours = names.get(name, name)
+            arrays[ours] = array
     group = data.column("group", "")
     if group and group not in stored:
         raise UserError(f"{file} has no array {group!r} (data.columns.group); it has: {', '.join(stored)}")
@@ -417,19 +498,24 @@ def _check_npz(arrays: Mapping[str, np.ndarray], file: Path, has_targets: bool) 
         if name not in arrays:
             continue
         shape = arrays[name].shape
-        fits = shape[:1] == (len(x),) if has_targets and name == "label" else shape == (len(x),)
-        if not fits:
-            hint = "; several labels are data.task = 'multi-label'" if name == "label" and len(shape) == 2 else ""
-            raise UserError(f"{file}: {name} has the shape {list(shape)}, but x has {len(x)} examples{hint}")
+        is_label = name == "label"
+        of_examples = shape[:1] if is_label and has_targets else shape
+        if of_examples == (len(x),):
+            continue
+        hint = ""
+        if is_label and len(shape) == 2:
+            hint = "; several labels are data.task = 'multi-label'"
+        raise UserError(f"{file}: {name} has the shape {list(shape)}, but x has {len(x)} examples{hint}")
 
 
 def _finite_values(x: np.ndarray, file: Path) -> np.ndarray:
     """The examples [N, ...] as float32; UserError with the number of the first that is not finite."""
     values = x.astype(np.float32)
-    finite = np.isfinite(values.reshape(len(values), -1)).all(axis=1)
+    rows = values.reshape(len(values), -1)
+    finite = np.isfinite(rows).all(axis=1)
     if not finite.all():
-        place = f"{file}: x[{int(np.argmin(finite))}]"
-        raise UserError(f"{place} holds NaN or infinity; replace such values, or leave the example out")
+        first = int(np.argmin(finite))
+        raise UserError(f"{file}: x[{first}] holds NaN or infinity; replace such values, or leave the example out")
     return values
 
 
@@ -446,27 +532,34 @@ def _load_npz(file: Path) -> dict[str, np.ndarray]:
 
 def _open_tables(data: DataSettings, tables: Mapping[Path, TextTable], usual: Mapping[str, str]) -> Opened:
     """The rows of one table, or of one for each domain."""
-    columns = columns_of(data, usual)
+    pieces, columns = _pieces_by_domain(data, tables, columns_of(data, usual))
+    used = used_of(sorted(pieces), data.domains)
+    if data.missing == "drop":
+        pieces = _without_incomplete(pieces, columns, used)
+    columns = with_categories(columns, _rows_of_sources(data, pieces, used))
+    domains = {domain: _encoded(of_domain, columns, data) for domain, of_domain in pieces.items()}
     first = next(iter(tables))
-    groups: dict[str, list[tuple[Path, TextTable]]] = {}
+    if data.task in OF_TENSORS:
+        classes = columns.labels
+    else:
+        used_domains = {domain: domains[domain] for domain in used}
+        classes = _class_names(data, used_domains, first)
+    refuse_alike([[name] for name in domains], "domains", first)
+    return Opened(domains, classes, *_form_of_rows(columns, data.missing))
+
+
+def _pieces_by_domain(
+    data: DataSettings, tables: Mapping[Path, TextTable], columns: Columns
+) -> tuple[dict[str, list[Piece]], Columns]:
+    """({domain: its rows in each table}, the columns with their features); UserError for a column that is missing."""
+    pieces: dict[str, list[Piece]] = {}
     for file, table in tables.items():
         if "domain" in data.columns:
             _refuse_without_domain(file, table, columns)
         columns = with_features(columns, table.columns, file)
         for domain, rows in _rows_by_domain(file, table, columns):
-            groups.setdefault(domain, []).append((file, rows))
-    used = used_of(sorted(groups), data.domains)
-    if data.missing == "drop":
-        groups = _without_incomplete(groups, columns, used)
-    columns = with_categories(columns, _rows_of_sources(data, groups, used))
-    domains = {domain: _encoded(parts, columns, data) for domain, parts in groups.items()}
-    if data.task in OF_TENSORS:
-        classes = columns.labels
-    else:
-        classes = _class_names(data, {domain: domains[domain] for domain in used}, first)
-    shape, features, numeric = _shape_of_rows(columns, data.missing)
-    refuse_alike([[name] for name in domains], "domains", first)
-    return Opened(domains, classes, shape, features, numeric)
+            pieces.setdefault(domain, []).append((file, rows))
+    return pieces, columns
 
 
 def _refuse_without_domain(file: Path, table: TextTable, columns: Columns) -> None:
@@ -475,8 +568,8 @@ def _refuse_without_domain(file: Path, table: TextTable, columns: Columns) -> No
         return
     header = table.columns
     hint = f"{nearest(columns.domain, header)}it has: {', '.join(header)}"
-    raise UserError(f"{file} has no column {columns.domain!r}, which data.columns.domain names; {hint}; where the name "
-                    "of each file is its domain, leave the setting out")  # fmt: skip
+    remedy = "where the name of each file is its domain, leave the setting out"
+    raise UserError(f"{file} has no column {columns.domain!r}, which data.columns.domain names; {hint}; {remedy}")
 
 
 def _rows_by_domain(file: Path, table: TextTable, columns: Columns) -> list[tuple[str, TextTable]]:
@@ -484,88 +577,91 @@ def _rows_by_domain(file: Path, table: TextTable, columns: Columns) -> list[tupl
     for label in columns.labels:
         if label not in table:
             hint = f"{nearest(label, table.columns)}it has: {', '.join(table.columns)}"
-            raise UserError(
-                f"{file} has no column {label!r}; {hint}; name it with data.columns.label{one_hot_hint(table.frame())}"
-            )
+            remedy = f"name it with data.columns.label{one_hot_hint(table.frame())}"
+            raise UserError(f"{file} has no column {label!r}; {hint}; {remedy}")
     if columns.domain not in table:
         return [(composed(file.stem), table)]
     names = text_of_names(table[columns.domain])
     for position in np.flatnonzero(names == "")[:1]:
-        raise UserError(f"{file}, row {position + 2}: the column {columns.domain!r} is empty")
-    return [(domain, table.chosen(names == domain)) for domain in sorted(set(names))]
+        raise UserError(f"{file}, row {position + FIRST_ROW}: the column {columns.domain!r} is empty")
+    rows_by_domain = []
+    for domain in sorted(set(names)):
+        rows = table.chosen(names == domain)
+        rows_by_domain.append((domain, rows))
+    return rows_by_domain
 
 
-def _without_incomplete(
-    groups: Mapping[str, Sequence[tuple[Path, TextTable]]], columns: Columns, used: Sequence[str]
-) -> dict[str, list[tuple[Path, TextTable]]]:
+def _without_incomplete(pieces: Pieces, columns: Columns, used: Sequence[str]) -> dict[str, list[Piece]]:
     """The complete rows of each domain; UserError for a used domain without any."""
     complete = {}
-    for domain, parts in groups.items():
-        complete[domain] = [(file, complete_rows(rows, columns)) for file, rows in parts]
-        if domain in used and not sum(len(rows) for _, rows in complete[domain]):
-            raise UserError(f"{domain}: every row has an empty cell, so that data.missing = 'drop' leaves none; take "
-                            "columns that are empty there out of data.columns.features")  # fmt: skip
+    for domain, of_domain in pieces.items():
+        complete[domain] = [(file, complete_rows(rows, columns)) for file, rows in of_domain]
+        count = sum(len(rows) for _, rows in complete[domain])
+        if domain in used and not count:
+            raise UserError(
+                f"{domain}: every row has an empty cell, so that data.missing = 'drop' leaves none; take "
+                "columns that are empty there out of data.columns.features"
+            )
     return complete
 
 
-def _rows_of_sources(
-    data: DataSettings,
-    groups: Mapping[str, Sequence[tuple[Path, TextTable]]],
-    used: Sequence[str],
-) -> list[TextTable]:
+def _rows_of_sources(data: DataSettings, pieces: Pieces, used: Sequence[str]) -> list[TextTable]:
     """The rows of the domains that train, of which the unseen one is none."""
     unseen = data.unseen_domain or used[-1]
     held_out = (unseen, data.validation_domain)
     sources = [domain for domain in used if domain not in held_out]
     tables = []
     for domain in sources or used:
-        tables += [rows for _, rows in groups[domain]]
+        tables += [rows for _, rows in pieces[domain]]
     return tables
 
 
-def _encoded(parts: Sequence[tuple[Path, TextTable]], columns: Columns, data: DataSettings) -> Examples:
+def _encoded(pieces: Sequence[Piece], columns: Columns, data: DataSettings) -> Examples:
     """The examples of one domain."""
     values, labels, splits, groups = [], [], [], []
-    for file, rows in parts:
+    for file, rows in pieces:
         values.append(encode(rows, columns, data.missing, str(file)))
         labels.append(_labels_of(rows, columns, data.task, file))
         if columns.split in rows:
             splits.append(_parts(rows[columns.split], str(file)))
         if columns.group:
-            groups.append(_groups(rows[columns.group], f"{file}, column {columns.group!r}"))
-    return Examples(
-        np.concatenate(values),
-        np.concatenate(labels),
-        np.concatenate(splits) if len(splits) == len(parts) else None,
-        np.concatenate(groups) if groups else None,
-    )
+            place = f"{file}, column {columns.group!r}"
+            groups.append(_groups(rows[columns.group], place))
+    examples = Examples(np.concatenate(values), np.concatenate(labels))
+    if len(splits) == len(pieces):
+        examples = replace(examples, parts=np.concatenate(splits))
+    if groups:
+        examples = replace(examples, groups=np.concatenate(groups))
+    return examples
 
 
 def _labels_of(rows: TextTable, columns: Columns, task: str, file: Path) -> np.ndarray:
     """The names of classes [N] of some rows, or their targets float32 [N, Q]."""
     if task not in OF_TENSORS:
         return names_of_labels(rows[columns.label], f"{file}, column {columns.label!r}")
-    targets = [targets_of(rows[name], task, f"{file}, column {name!r}") for name in columns.labels]
+    targets = []
+    for name in columns.labels:
+        column = targets_of(rows[name], task, f"{file}, column {name!r}")
+        targets.append(column)
     return np.stack(targets, axis=1)
 
 
-def _groups(cells: Cells, where: str, first_row: int = 2) -> np.ndarray:
+def _groups(cells: Cells, where: str, first_row: int = FIRST_ROW) -> np.ndarray:
     """The group of every example, as text [N]. `first_row`: the number of the first row.
 
     Raises UserError with the row for an empty cell, because nobody knows which other rows belong to it.
     """
-    for position in np.flatnonzero(is_empty(cells))[:1]:
-        row = int(cells.rows[position]) + first_row
-        raise UserError(f"{where}, row {row}: the group is empty; fill it in, or leave the row out")
+    refuse_empty(cells, where, "group", first_row)
     return text_of_names(cells)
 
 
 def _parts(cells: Cells, where: str) -> np.ndarray:
     """The part of every example: train, validation, test, or an empty text."""
-    unknown = sorted({text.lower() for text in cells.texts} - {"", *PARTS})
+    names = {text.lower() for text in cells.texts}
+    unknown = sorted(names - {"", *PARTS})
     if unknown:
-        raise UserError(f"{where}: {unknown[0]!r} is no part of a split; {nearest(unknown[0], PARTS)}known: "
-                        f"{', '.join(PARTS)}, or nothing for an unused example")  # fmt: skip
+        hint = f"{nearest(unknown[0], PARTS)}known: {', '.join(PARTS)}, or nothing for an unused example"
+        raise UserError(f"{where}: {unknown[0]!r} is no part of a split; {hint}")
     return cells.each(lambda text: PARTS.get(text.lower(), ""))
 
 
@@ -575,31 +671,38 @@ def _class_names(data: DataSettings, domains: Mapping[str, Examples], where: obj
     groups = [set(domains[domain].labels) for domain in used]
     occurring = set().union(*groups)
     named = set(map(composed, data.classes))
-    if named and (unknown := sorted(occurring - named)):
-        raise UserError(f"{where}: the label {unknown[0]!r} is none of data.classes; "
-                        f"{nearest(unknown[0], named)}known: {', '.join(sorted(named))}")  # fmt: skip
+    unknown = sorted(occurring - named)
+    if named and unknown:
+        hint = f"{nearest(unknown[0], named)}known: {', '.join(sorted(named))}"
+        raise UserError(f"{where}: the label {unknown[0]!r} is none of data.classes; {hint}")
     names = tuple(sorted(named or occurring, key=class_order))
     if len(names) < 2:
-        raise UserError(f"{where}: the labels are all {', '.join(names) or 'missing'}; at least 2 classes are needed; "
-                        "where other machines have the others, name all in data.classes")  # fmt: skip
-    refuse_alike([*groups, *([name] for name in names)], "labels", where)
+        present = ", ".join(names) or "missing"
+        raise UserError(
+            f"{where}: the labels are all {present}; at least 2 classes are needed; "
+            "where other machines have the others, name all in data.classes"
+        )
+    alone = [{name} for name in names]
+    refuse_alike(groups + alone, "labels", where)
     return names
 
 
 def _checked(domains: Mapping[str, Examples], classes: tuple[str, ...], where: object) -> Opened:
     """The opened tensors; UserError when two domains have examples of different shapes."""
     shapes = {domain: examples.values.shape[1:] for domain, examples in domains.items()}
-    first = next(iter(shapes))
-    for domain, shape in shapes.items():
-        if shape != shapes[first]:
-            raise UserError(f"{where}: examples of {domain!r} have the shape {list(shape)}, but those of {first!r} "
-                            f"have {list(shapes[first])}; all need one shape")  # fmt: skip
-    shape = shapes[first]
-    return Opened(dict(sorted(domains.items())), classes, shape, (), shape[0])
+    first, shape = next(iter(shapes.items()))
+    for domain, other in shapes.items():
+        if other != shape:
+            raise UserError(
+                f"{where}: examples of {domain!r} have the shape {list(other)}, but those of {first!r} "
+                f"have {list(shape)}; all need one shape"
+            )
+    in_order = dict(sorted(domains.items()))
+    return Opened(in_order, classes, shape, (), shape[0])
 
 
-def read_labelled(file: Path, data: DataSettings, bench: Benchmark) -> dict[str, tuple[Examples, list[str]]]:
-    """The labelled examples of a file, for a model of an earlier run: {domain: (examples, what each is called)}.
+def read_labelled(file: Path, data: DataSettings, bench: Benchmark) -> Labelled:
+    """The labelled examples of each domain of a file, and what each is called, for a model of an earlier run.
 
     A table has the columns of the run, and an .npz file its arrays. Without domains in it there is one, called like the
     file. A split and groups are not read. With data.missing = 'drop', rows with an empty feature are left out.
@@ -610,10 +713,12 @@ def read_labelled(file: Path, data: DataSettings, bench: Benchmark) -> dict[str,
     """
     if not file.is_file():
         raise UserError(f"no file {file}; name a table of labelled rows ({', '.join(SUFFIXES)})")
-    if file.suffix.lower() == ".npz":
+    if _is_npz(file):
         return _read_labelled_npz(file, data, bench)
-    embedded = EMBEDDED.get(bench.name)
-    columns = recorded_columns(file, data, bench, embedded.columns if embedded else {})
+    usual: Mapping[str, str] = {}
+    if bench.name in EMBEDDED:
+        usual = EMBEDDED[bench.name].columns
+    columns = recorded_columns(file, data, bench, usual)
     table = read_table(file)
     columns = with_features(columns, table.columns, file)
     if data.missing == "drop":
@@ -623,18 +728,20 @@ def read_labelled(file: Path, data: DataSettings, bench: Benchmark) -> dict[str,
     columns = replace(columns, split="")
     labelled = {}
     for domain, rows in _rows_by_domain(file, table, columns):
-        names = [f"{file}, row {number + 2}" for number in rows.rows]
+        names = [f"{file}, row {number + FIRST_ROW}" for number in rows.rows]
         labelled[domain] = _encoded([(file, rows)], columns, data), names
     return labelled
 
 
-def _read_labelled_npz(file: Path, data: DataSettings, bench: Benchmark) -> dict[str, tuple[Examples, list[str]]]:
+def _read_labelled_npz(file: Path, data: DataSettings, bench: Benchmark) -> Labelled:
     """The labelled examples of an .npz file; UserError where their shape is not that of the run."""
     columns = {name: column for name, column in data.columns.items() if name != "group"}
+    without_groups = data.model_copy(update={"columns": columns})
     labelled = {}
-    for domain, examples in _read_npz(file, data.model_copy(update={"columns": columns})).items():
+    for domain, examples in _read_npz(file, without_groups).items():
         shape = examples.values.shape[1:]
         if shape != bench.shape:
             raise UserError(f"{file}: examples have the shape {list(shape)}, and this model takes {list(bench.shape)}")
-        labelled[domain] = examples, [f"{domain}[{index}]" for index in range(len(examples.labels))]
+        names = [f"{domain}[{index}]" for index in range(len(examples.labels))]
+        labelled[domain] = examples, names
     return labelled

@@ -20,7 +20,8 @@ from fedsim.data.scaling import Scale
 from fedsim.settings import DataSettings
 from fedsim.settings.plugins import called, lookup, makes
 
-STATISTICS = {  # mean and standard deviation of each channel
+Statistics = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard deviation of each channel
+STATISTICS: dict[str, Statistics] = {
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     "mnist": ((0.1307,), (0.3081,)),
 }
@@ -55,7 +56,11 @@ class Augmentation:
         return self == NOTHING
 
     def __call__(self, x: Tensor, sizes: Tensor | None = None) -> Tensor:
-        return x if self.does_nothing else self.with_masks(x, x[:, :0], sizes)[0]
+        if self.does_nothing:
+            return x
+        without_masks = x[:, :0]
+        augmented, _ = self.with_masks(x, without_masks, sizes)
+        return augmented
 
     def with_masks(self, x: Tensor, masks: Tensor, sizes: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Images and their masks [B,Q,H,W] of 0 and 1: both get the same geometry, and the images alone get colours.
@@ -66,41 +71,63 @@ class Augmentation:
             return x, masks
         flipped = torch.rand(len(x)) < self.flip
         if self.crop or self.centre < 1:
-            boxes = self._boxes(len(x), x.shape[-2], x.shape[-1], sizes)
+            height, width = x.shape[-2:]
+            boxes = self._boxes(len(x), height, width, sizes)
             x = resized_crop(x, boxes, flipped)
             if masks.shape[1]:
-                masks = (resized_crop(masks.to(x.dtype), boxes, flipped) > 0.5).to(masks.dtype)
+                cropped = resized_crop(masks.to(x.dtype), boxes, flipped)
+                masks = (cropped > 0.5).to(masks.dtype)
         elif self.flip:
-            x, masks = (torch.where(_per_image(flipped, each), each.flip(-1), each) for each in (x, masks))
+            x = _mirrored(x, flipped)
+            masks = _mirrored(masks, flipped)
         return self._coloured(x), masks
 
     def _coloured(self, x: Tensor) -> Tensor:
         if x.shape[1] != 3:
             return x
         if self.jitter:
-            x = _on_some(x, torch.rand(len(x)) < self.jitter_share, self._jittered)
-        return _on_some(x, torch.rand(len(x)) < self.grey, lambda some: grey(some).expand_as(some))
+            is_jittered = torch.rand(len(x)) < self.jitter_share
+            x = _on_some(x, is_jittered, self._jittered)
+        is_grey = torch.rand(len(x)) < self.grey
+        return _on_some(x, is_grey, lambda some: grey(some).expand_as(some))
 
-    def _boxes(self, count: int, height: int, width: int, sizes: Tensor | None) -> Tensor:
+    def _boxes(
+        self,
+        count: int,
+        height: int,
+        width: int,
+        sizes: Tensor | None,
+    ) -> Tensor:
         if self.crop:
             return draw_boxes(count, height, width, self.crop, sizes)
-        border, side = (1 - self.centre) / 2, self.centre
-        return torch.tensor([border * height, border * width, side * height, side * width]).expand(count, 4)
+        side = self.centre
+        border = (1 - side) / 2
+        box = [border * height, border * width, side * height, side * width]
+        return torch.tensor(box).expand(count, 4)
 
     def _jittered(self, x: Tensor) -> Tensor:
         assert self.jitter is not None
         strength = torch.tensor(self.jitter)[:, None]
-        factors = (torch.rand(4, len(x)) * 2 - 1) * strength + torch.tensor([[1.0], [1.0], [1.0], [0.0]])
+        neutral = torch.tensor([1.0, 1.0, 1.0, 0.0])[:, None]
+        draws = torch.rand(4, len(x)) * 2 - 1
+        factors = draws * strength + neutral
         for operation in torch.randperm(4).tolist():
             if self.jitter[operation]:
-                x = JITTER[operation](x, _per_image(factors[operation], x))
+                factor = _per_image(factors[operation], x)
+                x = JITTER[operation](x, factor)
         return x
 
 
 WIDEST = 4 / 3  # aspect ratio of a crop
 
 
-def draw_boxes(count: int, height: int, width: int, scale: tuple[float, float], sizes: Tensor | None = None) -> Tensor:
+def draw_boxes(
+    count: int,
+    height: int,
+    width: int,
+    scale: tuple[float, float],
+    sizes: Tensor | None = None,
+) -> Tensor:
     """Crop boxes (top, left, height, width) in pixels, float [count,4], drawn as torchvision's RandomResizedCrop does.
 
     The area share is uniform in `scale` and the aspect ratio log-uniform in 3/4..4/3. The first of ten draws that fits
@@ -111,39 +138,67 @@ def draw_boxes(count: int, height: int, width: int, scale: tuple[float, float], 
     then resized as their image was, so that they need not be whole.
     """
     rows, columns = _originals(count, height, width, sizes)
-    area = torch.empty(count, 10).uniform_(*scale) * (rows * columns)
-    ratio = torch.empty(count, 10).uniform_(-1, 1).mul_(torch.tensor(WIDEST).log()).exp()
-    widths, heights = (area * ratio).sqrt().round(), (area / ratio).sqrt().round()
-    fits = (widths > 0) & (widths <= columns) & (heights > 0) & (heights <= rows)
-    first = fits.float().argmax(1, keepdim=True)
-    fitting = fits.any(1, keepdim=True)
-    w = torch.where(fitting, widths.gather(1, first), torch.minimum(columns, (rows * WIDEST).round()))
-    h = torch.where(fitting, heights.gather(1, first), torch.minimum(rows, (columns * WIDEST).round()))
-    top, left = _corners(rows - h, columns - w, fitting)
+    h, w, is_drawn = _crop_sizes(rows, columns, scale)
+    top, left = _corners(rows - h, columns - w, is_drawn)
+    boxes = torch.cat([top, left, h, w], 1)
     down, across = height / rows, width / columns
-    return torch.cat([top, left, h, w], 1) * torch.cat([down, across, down, across], 1)
+    return boxes * torch.cat([down, across, down, across], 1)
 
 
-def _originals(count: int, height: int, width: int, sizes: Tensor | None) -> tuple[Tensor, Tensor]:
+def _originals(
+    count: int,
+    height: int,
+    width: int,
+    sizes: Tensor | None,
+) -> tuple[Tensor, Tensor]:
     """(rows, columns) [count, 1] of the originals, scaled so that their shorter side is that of the square."""
     if sizes is None:
-        return torch.full((count, 1), float(height)), torch.full((count, 1), float(width))
-    grid = (sizes * (min(height, width) / sizes.amin(1, keepdim=True))).round()
-    rows, columns = grid.split(1, dim=1)
+        rows = torch.full((count, 1), float(height))
+        columns = torch.full((count, 1), float(width))
+        return rows, columns
+    scale = min(height, width) / sizes.amin(1, keepdim=True)
+    rows, columns = (sizes * scale).round().split(1, dim=1)
     return rows, columns
+
+
+def _crop_sizes(rows: Tensor, columns: Tensor, scale: tuple[float, float]) -> tuple[Tensor, Tensor, Tensor]:
+    """(heights, widths, whether one of ten draws fits), all [count, 1], of crops of originals with these sides."""
+    draws = (len(rows), 10)
+    shares = torch.empty(draws).uniform_(*scale)
+    area = shares * (rows * columns)
+    widest = torch.tensor(WIDEST).log()
+    ratio = torch.empty(draws).uniform_(-1, 1).mul_(widest).exp()
+    widths = (area * ratio).sqrt().round()
+    heights = (area / ratio).sqrt().round()
+    fits_across = (widths > 0) & (widths <= columns)
+    fits_down = (heights > 0) & (heights <= rows)
+    fits = fits_across & fits_down
+    first = fits.float().argmax(1, keepdim=True)
+    is_drawn = fits.any(1, keepdim=True)
+    middle_width = torch.minimum(columns, (rows * WIDEST).round())
+    middle_height = torch.minimum(rows, (columns * WIDEST).round())
+    w = torch.where(is_drawn, widths.gather(1, first), middle_width)
+    h = torch.where(is_drawn, heights.gather(1, first), middle_height)
+    return h, w, is_drawn
 
 
 def _corners(free_rows: Tensor, free_columns: Tensor, fitting: Tensor) -> tuple[Tensor, Tensor]:
     """(top, left) [count, 1] of boxes: drawn where a box fits, else in the middle. The free ones are next to a box."""
     corner = torch.rand(2, len(fitting))[:, :, None]
     free = torch.stack([free_rows, free_columns])
-    top, left = torch.where(fitting, (corner * (free + 1)).floor(), free // 2)
+    drawn = (corner * (free + 1)).floor()
+    top, left = torch.where(fitting, drawn, free // 2)
     return top, left
 
 
 def _per_image(values: Tensor, x: Tensor) -> Tensor:
     """Values [B] as [B,1,1,1] on x's device."""
     return values.to(x.device, non_blocking=True)[:, None, None, None]
+
+
+def _mirrored(images: Tensor, flipped: Tensor) -> Tensor:
+    """The images, or masks, mirrored where `flipped` [B] says so."""
+    return torch.where(_per_image(flipped, images), images.flip(-1), images)
 
 
 def _on_some(x: Tensor, chosen: Tensor, operation: Callable[[Tensor], Tensor]) -> Tensor:
@@ -154,7 +209,8 @@ def _on_some(x: Tensor, chosen: Tensor, operation: Callable[[Tensor], Tensor]) -
     if len(indices) == len(x):
         return operation(x)
     indices = indices.to(x.device, non_blocking=True)
-    return x.index_copy(0, indices, operation(x.index_select(0, indices)))
+    changed = operation(x.index_select(0, indices))
+    return x.index_copy(0, indices, changed)
 
 
 NOTHING = Augmentation()
@@ -187,13 +243,17 @@ class Normalization:
 
 @lru_cache(maxsize=8)
 def _statistics(
-    mean: tuple[float, ...], std: tuple[float, ...], device: torch.device, dtype: torch.dtype
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """Mean and std [1,C,1,1], kept on each device; normal tensors also when an evaluation is the first to ask, because
     autograd refuses those of its inference mode and some methods differentiate through the normalization (L2D)."""
     with torch.inference_mode(False):
-        both = torch.tensor([mean, std], dtype=dtype)[:, None, :, None, None].to(device)
-        return both[0], both[1]
+        both = torch.tensor([mean, std], dtype=dtype).to(device)
+        of_mean, of_std = both[:, None, :, None, None]
+        return of_mean, of_std
 
 
 def to_float(images: Tensor) -> Tensor:
@@ -230,9 +290,12 @@ class Scaler:
         if self.scale is None:
             raise RuntimeError("the scale of the features is not known before the handshake has ended")
         if device not in self._tensors:
+            mean, std = self.scale.arrays(self.shape)
             with torch.inference_mode(False):
-                mean, std = (torch.from_numpy(array).to(device) for array in self.scale.arrays(self.shape))
-                self._tensors[device] = mean, std
+                self._tensors[device] = (
+                    torch.from_numpy(mean).to(device),
+                    torch.from_numpy(std).to(device),
+                )
         return self._tensors[device]
 
 
@@ -268,21 +331,26 @@ def find_augmentation(name: str) -> Callable[[Tensor], Tensor]:
     augmentation = lookup(name, AUGMENTATIONS, "augmentations", "data.augment: unknown")
     where = f"data.augment {name!r}"
     if not _gives_images(augmentation):
-        raise UserError(f"{where} is not a function of batches of images that says what it returns; write "
-                        "`def NAME(images: Tensor) -> Tensor:`, or a class with such a __call__")  # fmt: skip
+        raise UserError(
+            f"{where} is not a function of batches of images that says what it returns; write "
+            "`def NAME(images: Tensor) -> Tensor:`, or a class with such a __call__"
+        )
     return called(augmentation, where) if isinstance(augmentation, type) else augmentation
 
 
 def _gives_images(found: object) -> bool:
     """Whether a function, or the calls of an object or of a class's instances, are declared to return a tensor."""
     kind = found if isinstance(found, type) else type(found)
-    return issubclass(kind, nn.Module) or makes(found if kind is FunctionType else kind.__call__, Tensor)
+    if issubclass(kind, nn.Module):
+        return True
+    function = found if kind is FunctionType else kind.__call__
+    return makes(function, Tensor)
 
 
 def make_transforms(
     data: DataSettings,
     channels: int,
-    weights: tuple[tuple[float, ...], tuple[float, ...]] | None = None,
+    weights: Statistics | None = None,
     read: Callable[[Tensor], Tensor] = to_float,
 ) -> Transforms:
     """Transforms of `data.augment` and `data.normalize` for images with `channels` channels, read from uint8.
@@ -290,13 +358,17 @@ def make_transforms(
     `weights` are mean and std with which the backbone's weights were trained, for data.normalize = "weights".
     Raises UserError for statistics of another number of channels (ImageNet 3, MNIST 1), or where there are none.
     """
-    if data.normalize == "weights" and weights is None:
+    if data.normalize != "weights":
+        mean, std = STATISTICS.get(data.normalize, ((), ()))
+    elif weights is not None:
+        mean, std = weights
+    else:
         raise UserError("data.normalize = 'weights': the backbone has no weights with statistics; use 'none'")
-    statistics = STATISTICS.get(data.normalize, ((), ()))
-    mean, std = weights if weights is not None and data.normalize == "weights" else statistics
     if mean and len(mean) != channels:
+        kind = "colour" if len(mean) == 3 else "grey"
         raise UserError(
-            f"data.normalize = {data.normalize!r} needs {'colour' if len(mean) == 3 else 'grey'} images, but "
-            f"{data.dataset} has {channels} channel(s); use data.normalize = 'none'"
+            f"data.normalize = {data.normalize!r} needs {kind} images, but {data.dataset} has {channels} channel(s); "
+            "use data.normalize = 'none'"
         )
-    return Transforms(find_augmentation(data.augment), Normalization(mean, std), read)
+    augment = find_augmentation(data.augment)
+    return Transforms(augment, Normalization(mean, std), read)

@@ -9,7 +9,7 @@ from fedsim.common.errors import UserError
 from fedsim.common.files import of_home
 from fedsim.data.benchmarks import benchmark
 from fedsim.data.cache import Entry, content_of, digests_of
-from fedsim.data.folders import IMAGE_SUFFIXES, Listing, images_of, is_image
+from fedsim.data.folders import LISTED_SUFFIXES, Listing, images_of, is_image, listing_of
 from fedsim.data.names import subfolders
 from fedsim.data.reader import Reader, reader
 from fedsim.settings import DataSettings, cache_root, start_folder
@@ -23,10 +23,12 @@ def auxiliary_images(folder: str, data: DataSettings, channels: int) -> np.ndarr
     They are decoded once, into the cache. Raises UserError for a folder that does not exist or has no image.
     """
     listing = auxiliary_listing(folder)
-    images = Entry(listing, "auxiliary", listing.folder.name, data.image_size, cache_root(data)).arrays()[0]
+    entry = Entry(listing, "auxiliary", listing.folder.name, data.image_size, cache_root(data))
+    images, _, _ = entry.arrays()
     if channels == 3:
         return images
-    return np.round(np.einsum("nchw,c->nhw", images, LUMA)).astype(np.uint8)[:, None]
+    grey = np.einsum("nchw,c->nhw", images, LUMA)
+    return np.round(grey).astype(np.uint8)[:, None]
 
 
 def auxiliary_listing(folder: str) -> Listing:
@@ -36,11 +38,11 @@ def auxiliary_listing(folder: str) -> Listing:
         raise UserError(f"no folder {root} with auxiliary images; name one that holds unlabelled images")
     loose = sorted(path.name for path in root.iterdir() if is_image(path.name) and path.is_file())
     groups = [images_of(root, name) for name in subfolders(root)]
-    files = [*loose, *(name for group in groups for name in group)]
-    if not files:
-        raise UserError(f"{root} holds no image; auxiliary images are {', '.join(sorted(IMAGE_SUFFIXES))} files")
-    sizes = [len(loose), *map(len, groups)] if loose else [len(group) for group in groups]
-    return Listing(root, tuple(files), np.repeat(np.arange(len(sizes), dtype=np.int64), sizes))
+    if loose:
+        groups = [loose, *groups]
+    if not any(groups):
+        raise UserError(f"{root} holds no image; auxiliary images are {LISTED_SUFFIXES} files")
+    return listing_of(root, groups)
 
 
 def auxiliary_fingerprint(folder: str) -> dict[str, int | str]:
@@ -63,12 +65,13 @@ def refuse_own_images(folder: str, data: DataSettings, known: Mapping[str, Mappi
     for client, fingerprint in known.items():
         if fingerprint["content"] == content:
             raise _refused(root, f"these are the images of {client!r}")
-    own_images = dict(zip(digests, listing.files, strict=True))
+    files = dict(zip(digests, listing.files, strict=True))
     bench = benchmark(data)
     read = reader(data, bench)
     for domain in bench.domains:
         for row in _digests_here(read, domain):
-            if name := own_images.get(row.tobytes()):
+            name = files.get(row.tobytes())
+            if name:
                 raise _refused(root, f"{name} is an image of the domain {domain!r}")
 
 

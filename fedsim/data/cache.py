@@ -35,7 +35,7 @@ from fedsim.common.console import errors
 from fedsim.common.errors import UserError
 from fedsim.data.folders import Listing
 from fedsim.data.pixel_findings import tally_of
-from fedsim.data.pixels import decode_measured, read_bytes, unreadable
+from fedsim.data.pixels import Size, decode_measured, read_bytes, unreadable
 from fedsim.data.reader import content_hash, nameless_hash
 
 DECODER = 2  # grows when the same file is decoded to other pixels than before
@@ -46,7 +46,7 @@ HASHES = ("content", "nameless")  # in an entry's manifest, from `hashes_of`
 THREADS = min(8, max(2, os.cpu_count() or 2))  # that read files
 DAY = 86_400.0
 PATIENCE = 2.0  # seconds of decoding before a progress bar appears
-Decoded = tuple[np.ndarray, tuple[int, int], Any]  # planes, the file's height and width, what was seen of it
+Decoded = tuple[np.ndarray, Size, Any]  # planes, the file's height and width, what was seen of it
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]  # images, labels, sizes
 
 
@@ -81,10 +81,15 @@ class Entry:
     @cached_property
     def manifest(self) -> dict:
         """Everything the decoded array depends on, and its hash."""
-        shape = [len(self.listing.files), self.planes.count, self.side, self.side]
-        content = {"format": FORMAT, "dataset": self.dataset, "domain": self.domain, "shape": shape}
-        content |= {"decoder": DECODER}
-        content |= {"planes": self.planes.key} if self.planes.key else {}
+        content = {
+            "format": FORMAT,
+            "dataset": self.dataset,
+            "domain": self.domain,
+            "shape": [len(self.listing.files), self.planes.count, self.side, self.side],
+            "decoder": DECODER,
+        }
+        if self.planes.key:
+            content["planes"] = self.planes.key
         digest_of_all = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
         digest_of_all.update(os.fsencode(self.listing.folder.resolve()))
         for name, path, label in zip(self.listing.files, self.listing.paths, self.listing.labels):
@@ -99,7 +104,8 @@ class Entry:
     @property
     def folder(self) -> Path:
         """The folder of its files."""
-        return self.cache / self.dataset / f"{self.domain}-{self.manifest['hash']}"
+        name = f"{self.domain}-{self.manifest['hash']}"
+        return self.cache / self.dataset / name
 
     def arrays(self) -> Arrays:
         """Images (read-only memory map, uint8 [N,3,s,s] or other planes), labels int64 [N] and sizes int32 [N,2].
@@ -132,7 +138,9 @@ class Entry:
 
 
 def rows_of(digests: list[bytes]) -> np.ndarray:
-    return np.frombuffer(b"".join(digests), np.uint8).reshape(len(digests), -1)
+    """Returns hashes of one length as the rows of an array uint8 [N, length]."""
+    joined = b"".join(digests)
+    return np.frombuffer(joined, np.uint8).reshape(len(digests), -1)
 
 
 def digest(content: bytes) -> bytes:
@@ -159,7 +167,8 @@ def hashes_of(listing: Listing, digests: list[bytes]) -> dict[str, str]:
 
 def _open(entry: Entry) -> Arrays | None:
     """The cached arrays, or None when there are none or they are damaged (e.g. after a power cut)."""
-    folder, stored = entry.folder, _stored(entry.folder)
+    folder = entry.folder
+    stored = _stored(folder)
     try:
         images = np.load(folder / "images.npy", mmap_mode="r", allow_pickle=False)
         labels = np.load(folder / "labels.npy", allow_pickle=False)
@@ -202,7 +211,11 @@ def _build(entry: Entry) -> None:
         np.save(temporary / DIGESTS, rows_of(digests), allow_pickle=False)
         np.save(temporary / "sizes.npy", sizes, allow_pickle=False)
         np.save(temporary / "labels.npy", entry.listing.labels, allow_pickle=False)
-        manifest = {**entry.manifest, **hashes_of(entry.listing, digests), SEEN: entry.planes.tally(seen)}
+        manifest = {
+            **entry.manifest,
+            **hashes_of(entry.listing, digests),
+            SEEN: entry.planes.tally(seen),
+        }
         (temporary / "manifest.json").write_text(json.dumps(manifest))
         _publish(temporary, entry)
     except OSError as error:
@@ -236,17 +249,20 @@ def _write_images(entry: Entry, path: Path) -> tuple[list[bytes], np.ndarray, li
     Returns the digests of the files, the heights and widths of the images, and what was seen of each file.
     """
     files = entry.listing.paths
-    seen: list[Any] = [None] * len(files)
-    images, sizes = reserved(path, tuple(entry.manifest["shape"])), np.empty((len(files), 2), np.int32)
+    count = len(files)
+    images = reserved(path, tuple(entry.manifest["shape"]))
+    sizes = np.empty((count, 2), np.int32)
+    seen: list[Any] = [None] * count
 
     def fill(index: int) -> bytes:
-        content = read_bytes(files[index])
-        images[index], sizes[index], seen[index] = entry.planes.decode(files[index], entry.side, content)
+        file = files[index]
+        content = read_bytes(file)
+        images[index], sizes[index], seen[index] = entry.planes.decode(file, entry.side, content)
         return digest(content)
 
     with ThreadPoolExecutor(THREADS) as pool:
         title = f"decoding {entry.dataset} {entry.domain}"
-        digests = list(_with_bar(pool.map(fill, range(len(files))), len(files), title))
+        digests = list(_with_bar(pool.map(fill, range(count)), count, title))
     images.flush()
     return digests, sizes, seen
 
@@ -273,13 +289,15 @@ def remove_leftovers(folder: Path) -> None:
             continue  # another process was faster
 
 
-def _with_bar(items: Iterator[bytes], total: int, words: str) -> Iterator[bytes]:
+def _with_bar(items: Iterator[bytes], total: int, title: str) -> Iterator[bytes]:
     """The items, and a transient bar on stderr that appears once they take longer than PATIENCE."""
-    bar, start = Progress(console=errors, transient=True), time.monotonic()
-    task = bar.add_task(words, total=total)
+    start = time.monotonic()
+    bar = Progress(console=errors, transient=True)
+    task = bar.add_task(title, total=total)
     try:
         for done, item in enumerate(items, start=1):
-            if errors.is_terminal and not bar.live.is_started and time.monotonic() - start > PATIENCE:
+            is_slow = time.monotonic() - start > PATIENCE
+            if errors.is_terminal and is_slow and not bar.live.is_started:
                 bar.start()
             bar.update(task, completed=done)
             yield item

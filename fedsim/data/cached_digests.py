@@ -24,17 +24,24 @@ def image_looks(entry: Entry) -> np.ndarray:
     edges = np.arange(LOOK_SIDE) * entry.side // LOOK_SIDE
 
     def means() -> np.ndarray:
-        sums = [
-            np.add.reduceat(np.add.reduceat(images[start : start + 256], edges, 3, np.uint32), edges, 2)
-            for start in range(0, len(images), 256)
-        ]
+        sums = []
+        for start in range(0, len(images), 256):
+            of_columns = np.add.reduceat(images[start : start + 256], edges, 3, np.uint32)
+            sums.append(np.add.reduceat(of_columns, edges, 2))
         widths = np.diff([*edges, entry.side])
-        return (np.concatenate(sums) // np.multiply.outer(widths, widths)).astype(np.uint8).reshape(len(images), -1)
+        pixels = np.multiply.outer(widths, widths)
+        levels = (np.concatenate(sums) // pixels).astype(np.uint8)
+        return levels.reshape(len(images), -1)
 
     return kept(entry, "looks.npy", (len(images), 3 * LOOK_SIDE**2), means)
 
 
-def kept(entry: Entry, name: str, shape: tuple[int, int], make: Callable[[], np.ndarray]) -> np.ndarray:
+def kept(
+    entry: Entry,
+    name: str,
+    shape: tuple[int, int],
+    make: Callable[[], np.ndarray],
+) -> np.ndarray:
     """The uint8 array of a file next to a domain's decoded images, made where it is not there."""
     file = entry.folder / name
     with contextlib.suppress(OSError, ValueError, EOFError):

@@ -5,8 +5,10 @@ from fedsim.data.row import Benchmark
 
 DIGITS = ("0", "1", "2", "3", "4", "5", "6", "7", "8", "9")
 ANGLES = (0, 15, 30, 45, 60, 75)
-_ROT, _M = (tuple(f"{word}{angle}" for angle in ANGLES) for word in ("rot", "M"))
-_AGREE, _HALVES = ("agree10", "agree80", "agree90"), ("0_to_4", "5_to_9")
+_ROT = tuple(f"rot{angle}" for angle in ANGLES)
+_M = tuple(f"M{angle}" for angle in ANGLES)
+_AGREE = ("agree10", "agree80", "agree90")
+_HALVES = ("0_to_4", "5_to_9")
 
 PACS_COUNTS: dict[str, tuple[int, ...]] = {
     "art_painting": (379, 255, 285, 184, 201, 295, 449),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 Split = tuple[np.ndarray, np.ndarray]  # indices of the images that train, and of those that validate
+FullSplit = tuple[np.ndarray, np.ndarray, np.ndarray]  # and of those that `data.source_test` tests
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,42 +55,65 @@ def domain_of(client: str) -> str:
 
 def clients_of(domain: str, count: int) -> list[str]:
     """Names of a domain's clients: that of the domain for one, else "photo/0", "photo/1", ..."""
-    return [domain] if count == 1 else [f"{domain}/{index}" for index in range(count)]
+    if count == 1:
+        return [domain]
+    return [f"{domain}/{index}" for index in range(count)]
 
 
 def unless_square(sizes: np.ndarray | None) -> np.ndarray | None:
     """Heights and widths, or None when all images are square."""
-    return None if sizes is None or (sizes[:, 0] == sizes[:, 1]).all() else sizes
+    if sizes is None:
+        return None
+    is_square = sizes[:, 0] == sizes[:, 1]
+    return None if is_square.all() else sizes
+
+
+def entries_at(values: np.ndarray | None, indices: np.ndarray) -> np.ndarray | None:
+    """Returns the entries [n, ...] of values [N, ...] at some indices int64 [n], or None where there are no values."""
+    return None if values is None else values[indices]
 
 
 def joined(
-    client: str, parts: Sequence[ClientData], clients: Sequence[ClientData], held: tuple[int, ...] = ()
+    client: str,
+    parts: Sequence[ClientData],
+    clients: Sequence[ClientData],
+    held: tuple[int, ...] = (),
 ) -> ClientData:
     """The images of several domains one after the other, of a part for each, with what the `clients` own of them."""
-    sizes = [len(part.labels) for part in parts]
     domains = tuple(part.domains[0] for part in parts)
-    start = dict(zip(domains, np.cumsum([0, *sizes[:-1]])))
+    counts = [len(part.labels) for part in parts]
+    ends = np.cumsum(counts)
+    start_of = dict(zip(domains, ends - counts))
+    starts = [start_of[each.domains[0]] for each in clients]
+    numbers = np.arange(len(parts), dtype=np.int64)
     masks = [part.masks for part in parts if part.masks is not None]
     return ClientData(
         client,
-        np.concatenate([part.images for part in parts]),
-        np.concatenate([part.labels for part in parts]),
-        np.concatenate([each.train + start[each.domains[0]] for each in clients]),
-        np.concatenate([each.validation + start[each.domains[0]] for each in clients]),
-        parts[0].classes,
-        domains,
-        np.repeat(np.arange(len(parts), dtype=np.int64), sizes),
-        _joined_sizes(parts),
-        np.concatenate(masks) if masks else None,
+        images=np.concatenate([part.images for part in parts]),
+        labels=np.concatenate([part.labels for part in parts]),
+        train=_joined_indices([each.train for each in clients], starts),
+        validation=_joined_indices([each.validation for each in clients], starts),
+        classes=parts[0].classes,
+        domains=domains,
+        domain_index=np.repeat(numbers, counts),
+        sizes=_joined_sizes(parts),
+        masks=np.concatenate(masks) if masks else None,
         held=held,
-        test=np.concatenate([each.test + start[each.domains[0]] for each in clients]),
+        test=_joined_indices([each.test for each in clients], starts),
     )
+
+
+def _joined_indices(parts: Sequence[np.ndarray], starts: Sequence[int]) -> np.ndarray:
+    """Indices of images, each part within its own domain, as indices into all images; a domain begins at its start."""
+    return np.concatenate([indices + start for indices, start in zip(parts, starts)])
 
 
 def _joined_sizes(parts: Sequence[ClientData]) -> np.ndarray | None:
     """The sizes of several domains. The images of a domain in which all are square get a square."""
     if all(part.sizes is None for part in parts):
         return None
-    return np.concatenate(
-        [np.ones((len(part.labels), 2), np.int32) if part.sizes is None else part.sizes for part in parts]
-    )
+    sizes = []
+    for part in parts:
+        squares = np.ones((len(part.labels), 2), np.int32)
+        sizes.append(squares if part.sizes is None else part.sizes)
+    return np.concatenate(sizes)

@@ -29,63 +29,79 @@ def rotate(images: np.ndarray, clockwise: float) -> np.ndarray:
     """
     if clockwise == 0:
         return images
-    side, angle = images.shape[-1], math.radians(clockwise)
-    turn = torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]) / (side / 2)
+    side = images.shape[-1]
+    angle = math.radians(clockwise)
+    cosine, sine = math.cos(angle), math.sin(angle)
+    rotation = torch.tensor([[cosine, -sine], [sine, cosine]])
+    turn = rotation / (side / 2)
     steps = torch.arange(side) - (side - 1) / 2
-    grid = torch.cartesian_prod(steps, steps).flip(1) @ turn  # (x, y) in the image for every pixel of the result
-    grid = grid.view(1, side, side, 2).expand(len(images), -1, -1, -1)
+    pixels = torch.cartesian_prod(steps, steps).flip(1)  # (x, y) of every pixel of the result
+    places = pixels @ turn  # where it is read in the image
+    grid = places.view(1, side, side, 2).expand(len(images), -1, -1, -1)
     source = torch.from_numpy(images).float()
     masked = torch.cat([source, torch.ones_like(source)], dim=1)
-    turned, mask = F.grid_sample(masked, grid, align_corners=False).chunk(2, dim=1)
+    sampled = F.grid_sample(masked, grid, align_corners=False)
+    turned, mask = sampled.chunk(2, dim=1)
     return (turned * mask).round_().to(torch.uint8).numpy()
 
 
 def resize(images: np.ndarray, image_size: int) -> np.ndarray:
     """Images uint8 [N,1,H,W] -> [N,1,s,s], bilinear (antialiased when shrinking)."""
-    if images.shape[-2:] == (image_size, image_size):
-        return images
     size = (image_size, image_size)
-    scaled = F.interpolate(torch.from_numpy(images).float(), size, mode="bilinear", antialias=True)
+    if images.shape[-2:] == size:
+        return images
+    pixels = torch.from_numpy(images).float()
+    scaled = F.interpolate(pixels, size, mode="bilinear", antialias=True)
     return scaled.round_().clamp_(0, 255).to(torch.uint8).numpy()
 
 
 def digits_file() -> Path:
     """The package's file, found without importing the package, which would cost every process a second."""
     spec = importlib.util.find_spec("sklearn")
-    return Path((spec and spec.origin) or "").parent / "datasets" / "data" / "digits.csv.gz"
+    origin = (spec and spec.origin) or ""
+    return Path(origin).parent / "datasets/data/digits.csv.gz"
 
 
 @lru_cache(maxsize=1)
 def _all_digits() -> Images:
     """All images in file order: uint8 [1797,1,8,8] and labels int64 [1797]."""
     table = np.loadtxt(digits_file(), delimiter=",")
-    grey = np.round(table[:, :-1].reshape(-1, 1, 8, 8) * (255 / 16)).astype(np.uint8)  # the file's values are 0..16
-    return grey, table[:, -1].astype(np.int64)
+    values = table[:, :-1].reshape(-1, 1, 8, 8)  # from 0 to 16
+    grey = np.round(values * (255 / 16)).astype(np.uint8)
+    labels = table[:, -1].astype(np.int64)
+    return grey, labels
 
 
 @lru_cache(maxsize=12)
-def digits_domain(angle: int, image_size: int, split_seed: int = 0, apart: bool = False) -> Images:
+def digits_domain(
+    angle: int,
+    image_size: int,
+    split_seed: int = 0,
+    apart: bool = False,
+) -> Images:
     """Domain rot<angle> as clients see it: images uint8 [1000,1,s,s], rotated clockwise, and labels int64 [1000].
 
     100 images a class, drawn by `split_seed`: the SAME in every domain, like CSAC's Rotated MNIST. `apart` gives the
     797 images that no client has in any domain: the unseen domain is tested on them.
     """
     images, labels = _all_digits()
-    held = hundred_a_class(labels, seed_hash(split_seed, "digits"))
-    chosen = np.setdiff1d(np.arange(len(labels)), held) if apart else held
-    return rotate(resize(images[chosen], image_size), angle), labels[chosen]
+    chosen = some_of_each(labels, PER_CLASS, seed_hash(split_seed, "digits"))
+    if apart:
+        chosen = np.setdiff1d(np.arange(len(labels)), chosen)
+    scaled = resize(images[chosen], image_size)
+    return rotate(scaled, angle), labels[chosen]
 
 
-def hundred_a_class(labels: np.ndarray, seed: int) -> np.ndarray:
-    """Sorted indices of 100 images of every digit, drawn by a seed; UserError when a digit has fewer."""
+def some_of_each(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
+    """Sorted indices of `count` images of every digit, drawn by a seed; UserError when a digit has fewer."""
     order = shuffled(len(labels), seed)
-    classes = [order[labels[order] == label][:PER_CLASS] for label in range(10)]
-    short = [label for label, members in enumerate(classes) if len(members) < PER_CLASS]
-    if short:
-        raise UserError(
-            f"digit {short[0]} has {len(classes[short[0]])} of the {PER_CLASS} images needed; use the complete file"
-        )
-    return np.sort(np.concatenate(classes))
+    chosen = []
+    for digit in range(10):
+        members = order[labels[order] == digit]
+        if len(members) < count:
+            raise UserError(f"digit {digit} has {len(members)} of the {count} images needed; use the complete file")
+        chosen.append(members[:count])
+    return np.sort(np.concatenate(chosen))
 
 
 class Digits(Reader):
@@ -93,14 +109,20 @@ class Digits(Reader):
 
     def images(self, domain: str, apart: bool = False) -> Images:
         """Images and labels of domain rot<angle>."""
-        return digits_domain(int(domain.removeprefix("rot")), self.data.image_size, self.data.seed_of_splits, apart)
+        angle = int(domain.removeprefix("rot"))
+        return digits_domain(angle, self.data.image_size, self.data.seed_of_splits, apart)
 
     def fingerprint(self, domain: str) -> str:
         """Hash of the embedded file."""
         return content_hash(digits_file().read_bytes())
 
 
-def colored(grey: np.ndarray, digits: np.ndarray, agree: int, split_seed: int) -> Images:
+def colored(
+    grey: np.ndarray,
+    digits: np.ndarray,
+    agree: int,
+    split_seed: int,
+) -> Images:
     """Images uint8 [N,3,s,s] and labels int64 [N] of a domain whose colour agrees with `agree` % of the labels.
 
         y = [digit >= 5], flipped with probability .25;  colour = y, flipped with probability 1 - agree/100
@@ -110,12 +132,18 @@ def colored(grey: np.ndarray, digits: np.ndarray, agree: int, split_seed: int) -
     """
     order = shuffled(len(digits), seed_hash(split_seed, "colored"))
     chosen = order[AGREE.index(agree) :: len(AGREE)]
+    count = len(chosen)
     rng = np.random.RandomState(seed_hash(split_seed, "colored", agree))
-    is_false, disagrees = rng.random_sample((2, len(chosen)))
-    labels = (digits[chosen] >= 5) ^ (is_false < FLIPPED)
-    colours = labels ^ (disagrees < 1 - agree / 100)
-    images = np.zeros((len(chosen), 3, *grey.shape[2:]), np.uint8)
-    images[np.arange(len(chosen)), colours.astype(np.int64)] = grey[chosen, 0]
+    draws_of_labels, draws_of_colours = rng.random_sample((2, count))
+    is_large = digits[chosen] >= 5
+    is_false = draws_of_labels < FLIPPED
+    disagrees = draws_of_colours < 1 - agree / 100
+    labels = is_large ^ is_false
+    colours = labels ^ disagrees
+    height, width = grey.shape[2:]
+    images = np.zeros((count, 3, height, width), np.uint8)
+    channels = colours.astype(np.int64)
+    images[np.arange(count), channels] = grey[chosen, 0]
     return images, labels.astype(np.int64)
 
 
@@ -130,5 +158,6 @@ class ColoredDigits(Digits):
 
     def images(self, domain: str, apart: bool = False) -> Images:
         """Images and labels of domain agree<percent>."""
+        grey, digits = _resized_digits(self.data.image_size)
         agree = int(domain.removeprefix("agree"))
-        return colored(*_resized_digits(self.data.image_size), agree, self.data.seed_of_splits)
+        return colored(grey, digits, agree, self.data.seed_of_splits)

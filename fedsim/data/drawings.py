@@ -56,7 +56,8 @@ def listed(folder: Path) -> tuple[list[dict[str, str]], np.ndarray]:
             f"{folder}: no emoji.csv with the columns name, group and subgroup; data.root names the folder that "
             "docs/make_drawings.py wrote, and without it the embedded images are used"
         ) from None
-    return rows, np.array([CLASSES.index(class_of(row["subgroup"])) for row in rows], np.int64)
+    labels = [CLASSES.index(class_of(row["subgroup"])) for row in rows]
+    return rows, np.array(labels, np.int64)
 
 
 @lru_cache(maxsize=len(STYLES))
@@ -64,10 +65,13 @@ def sheet_images(style: str) -> np.ndarray:
     """The embedded images of a style in the order of the list: uint8 [N,3,32,32]."""
     from PIL import Image
 
-    sheet = np.asarray(Image.open(EMBEDDED / f"{style}.webp").convert("RGB"))
+    file = Image.open(EMBEDDED / f"{style}.webp")
+    sheet = np.asarray(file.convert("RGB"))
     lines = len(sheet) // SIDE
-    tiles = sheet.reshape(lines, SIDE, COLUMNS, SIDE, 3).transpose(0, 2, 4, 1, 3).reshape(-1, 3, SIDE, SIDE)
-    return np.ascontiguousarray(tiles[: len(listed(EMBEDDED)[0])])
+    tiles = sheet.reshape(lines, SIDE, COLUMNS, SIDE, 3)
+    images = tiles.transpose(0, 2, 4, 1, 3).reshape(-1, 3, SIDE, SIDE)
+    rows, _ = listed(EMBEDDED)
+    return np.ascontiguousarray(images[: len(rows)])
 
 
 def file_of(folder: Path, style: str, row: dict[str, str]) -> Path:
@@ -80,8 +84,12 @@ def file_images(folder: Path, style: str, side: int) -> np.ndarray:
     """The images of a style from the files of the full set: uint8 [N,3,side,side]. UserError names a bad file."""
     from fedsim.data.pixels import decode_sized
 
-    files = [file_of(folder, style, row) for row in listed(folder)[0]]
-    return np.stack([decode_sized(file, side)[0] for file in files])
+    rows, _ = listed(folder)
+    images = []
+    for row in rows:
+        image, _ = decode_sized(file_of(folder, style, row), side)
+        images.append(image)
+    return np.stack(images)
 
 
 class Drawings(Reader):
@@ -102,22 +110,30 @@ class Drawings(Reader):
 
     def chosen(self, apart: bool) -> np.ndarray:
         """Indices of the emojis that clients hold, or of those that none holds."""
-        labels = listed(self.folder)[1]
-        of_clients, of_none = stratified_split(labels, APART, seed_hash(self.data.seed_of_splits, "drawings"))
+        _, labels = listed(self.folder)
+        seed = seed_hash(self.data.seed_of_splits, "drawings")
+        of_clients, of_none = stratified_split(labels, APART, seed)
         return np.sort(of_none if apart else of_clients)
 
     def images(self, domain: str, apart: bool = False) -> Images:
         """Images uint8 [N,3,s,s] and labels int64 [N] of a style."""
-        chosen, side = self.chosen(apart), self.data.image_size
+        side = self.data.image_size
         images = file_images(self.folder, domain, side) if self.data.root else sheet_images(domain)
-        return resize(images[chosen], side), listed(self.folder)[1][chosen]
+        _, labels = listed(self.folder)
+        chosen = self.chosen(apart)
+        return resize(images[chosen], side), labels[chosen]
 
     def labels(self, domain: str) -> np.ndarray:
         """Labels int64 [N] of the emojis that clients hold."""
-        return listed(self.folder)[1][self.chosen(apart=False)]
+        _, labels = listed(self.folder)
+        return labels[self.chosen(apart=False)]
 
     def fingerprint(self, domain: str) -> str:
         """Hash of a style's images and of the list."""
-        rows = listed(self.folder)[0]
-        files = [file_of(self.folder, domain, row) for row in rows] if self.data.root else [EMBEDDED / f"{domain}.webp"]
-        return content_hash(*(file.read_bytes() for file in (self.folder / "emoji.csv", *files)))
+        rows, _ = listed(self.folder)
+        files = [self.folder / "emoji.csv"]
+        if self.data.root:
+            files += [file_of(self.folder, domain, row) for row in rows]
+        else:
+            files.append(EMBEDDED / f"{domain}.webp")
+        return content_hash(*(file.read_bytes() for file in files))

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedsim.common.errors import UserError, nearest
-from fedsim.common.tasks import MULTI_LABEL, REGRESSION
+from fedsim.common.tasks import MULTI_LABEL
 from fedsim.data.names import composed, plain
 from fedsim.data.row import Benchmark
-from fedsim.data.text_table import Cells, TextTable, number_of
+from fedsim.data.targets import wrong_targets
+from fedsim.data.text_table import FIRST_ROW, Cells, TextTable, number_of
 from fedsim.settings import DataSettings
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ TRUTHS = {"true": "1", "false": "0"}
 LISTS = ("features", "categories", "missing")
 NAMES = ("label", "domain", "split")
 OTHER = "(other)"
+Notes = Iterator[tuple[int, str]]  # (position of an odd cell, clause on it)
 FEW = 5  # names that a message lists
 FAR = 6.0  # standard deviations from the mean, beyond which hardly any value was trained on
 MOST = 10  # sentences on a table
@@ -87,10 +89,10 @@ def columns_of(data: DataSettings, usual: Mapping[str, str]) -> Columns:
 
     Raises UserError for an unknown key, or a value of a wrong form.
     """
-    known = (*NAMES, "group", *LISTS)
+    keys = (*NAMES, "group", *LISTS)
     for key in data.columns:
-        if key not in known:
-            hint = f"{nearest(key, known)}known: {', '.join(known)}"
+        if key not in keys:
+            hint = f"{nearest(key, keys)}known: {', '.join(keys)}"
             raise UserError(f"data.columns: no key {key!r}; {hint}")
     features = data.columns.get("features", [])
     if not isinstance(features, list):
@@ -99,14 +101,21 @@ def columns_of(data: DataSettings, usual: Mapping[str, str]) -> Columns:
     if isinstance(named, list):
         named = {name: [] for name in named}
     categories = _texts_by_column(named, "categories")
-    domain, split = (data.column(name, usual.get(name, name)) for name in ("domain", "split"))
     missing = _texts_by_column(data.columns.get("missing", {}), "missing")
     for name in categories:
         if features and name not in features:
-            raise UserError(f"data.columns.categories: {name!r} is none of data.columns.features; "
-                            "add it there, or leave it out here")  # fmt: skip
+            raise UserError(
+                f"data.columns.categories: {name!r} is none of data.columns.features; "
+                "add it there, or leave it out here"
+            )
     return Columns(
-        _labels_of(data, usual), domain, split, tuple(features), categories, missing, data.column("group", "")
+        labels=_labels_of(data, usual),
+        domain=data.column("domain", usual.get("domain", "domain")),
+        split=data.column("split", usual.get("split", "split")),
+        features=tuple(features),
+        categories=categories,
+        missing=missing,
+        group=data.column("group", ""),
     )
 
 
@@ -114,14 +123,16 @@ def _labels_of(data: DataSettings, usual: Mapping[str, str]) -> tuple[str, ...]:
     """The columns of labels: one, or the list of a task that has several; UserError for a list with another task."""
     usual_name = usual.get("label", "label")
     given = data.columns.get("label", usual_name)
-    is_one = isinstance(given, str)
-    names = (given,) if isinstance(given, str) else tuple(given)
-    if data.task != MULTI_LABEL.name and not is_one:
-        raise UserError(f"data.columns.label: {given!r} is not the name of one column; several columns of 0 and 1 are "
-                        "data.task = 'multi-label'")  # fmt: skip
-    if not names or len(set(names)) < len(names):
+    if isinstance(given, str):
+        return (given,)
+    if data.task != MULTI_LABEL.name:
+        raise UserError(
+            f"data.columns.label: {given!r} is not the name of one column; several columns of 0 and 1 are "
+            "data.task = 'multi-label'"
+        )
+    if not given or len(set(given)) < len(given):
         raise UserError(f"data.columns.label: {given!r} names no column, or one twice")
-    return names
+    return tuple(given)
 
 
 def _texts_by_column(table: object, key: str) -> dict[str, tuple[str, ...]]:
@@ -142,10 +153,11 @@ def read_table(file: Path) -> TextTable:
 
     header = header_of(file)
     for name in header:
-        if header.count(name) > 1:
-            raise UserError(f"{file} has {header.count(name)} columns {name!r}; remove or rename all but one")
+        count = header.count(name)
+        if count > 1:
+            raise UserError(f"{file} has {count} columns {name!r}; remove or rename all but one")
     parts = [piece.apply(_texts) for piece in read_pieces(file, header)]
-    if not parts or not sum(len(part) for part in parts):
+    if not any(map(len, parts)):
         raise UserError(f"{file} has no rows")
     return TextTable.of(pd.concat(parts, ignore_index=True))
 
@@ -182,12 +194,33 @@ def is_empty(cells: Cells, also: Sequence[str] = ()) -> np.ndarray:
     if not also:
         return cells.each(lambda text: text.lower() in EMPTY, bool)
     numbers = [float(text) for text in also if _is_number(text)]
-    return cells.each(lambda text: text.lower() in EMPTY or text in also or number_of(text) in numbers, bool)
+
+    def is_missing(text: str) -> bool:
+        if text.lower() in EMPTY or text in also:
+            return True
+        return number_of(text) in numbers
+
+    return cells.each(is_missing, bool)
+
+
+def refuse_empty(cells: Cells, where: str, what: str, first_row: int = FIRST_ROW) -> None:
+    """Raises UserError with the row for the first empty cell.
+
+    what: the thing that a cell holds, such as a label; first_row: the number of the first row
+    """
+    for position in np.flatnonzero(is_empty(cells))[:1]:
+        row = cells.row(position, first_row)
+        raise UserError(f"{where}, row {row}: the {what} is empty; fill it in, or leave the row out")
 
 
 def as_numbers(cells: Cells) -> np.ndarray:
     """A column as float64 [N], true and false as 1 and 0; a text that is no number is NaN."""
-    return cells.each(lambda text: number_of(TRUTHS.get(text.lower(), text)), np.float64)
+
+    def number(text: str) -> float:
+        digits = TRUTHS.get(text.lower(), text)
+        return number_of(digits)
+
+    return cells.each(number, np.float64)
 
 
 def _is_number(text: str) -> bool:
@@ -204,13 +237,16 @@ def numbers_of(cells: Cells, empty: np.ndarray, where: str) -> np.ndarray:
     Raises UserError with the row for a text that is no number, and for infinity.
     """
     values = as_numbers(cells)
-    for position in np.flatnonzero(~np.isfinite(values) & ~empty)[:1]:
+    is_wrong = ~np.isfinite(values) & ~empty
+    for position in np.flatnonzero(is_wrong)[:1]:
         text = cells.text(position)
-        row = int(cells.rows[position]) + 2  # as an editor counts: the header is line 1
+        cell = f"{where}, row {cells.row(position)}: {text!r}"
         if _is_number(text):
-            raise UserError(f"{where}, row {row}: {text!r} is not finite; correct it, or leave the cell empty")
-        raise UserError(f"{where}, row {row}: {text!r} is no number; correct it, name the column in "
-                        "data.columns.categories, or name such texts in data.columns.missing")  # fmt: skip
+            raise UserError(f"{cell} is not finite; correct it, or leave the cell empty")
+        raise UserError(
+            f"{cell} is no number; correct it, name the column in data.columns.categories, or name such texts in "
+            "data.columns.missing"
+        )
     return np.where(empty, np.nan, values)
 
 
@@ -218,14 +254,15 @@ def with_features(columns: Columns, header: Iterable[str], where: object) -> Col
     """The columns with the features filled in, and checked against a table's header."""
     present = list(header)
     special = (*columns.labels, columns.domain, columns.split, columns.group)
+    header_text = f"it has: {', '.join(present)}"
     if columns.group and columns.group not in present:
-        raise UserError(f"{where} has no column {columns.group!r} (data.columns.group); "
-                        f"{nearest(columns.group, present)}it has: {', '.join(present)}")  # fmt: skip
+        hint = f"{nearest(columns.group, present)}{header_text}"
+        raise UserError(f"{where} has no column {columns.group!r} (data.columns.group); {hint}")
     others = tuple(name for name in present if name not in special)
     features = columns.features or others
     for name in (*features, *columns.categories, *columns.missing):
         if name not in present:
-            hint = f"{nearest(name, present)}it has: {', '.join(present)}"
+            hint = f"{nearest(name, present)}{header_text}"
             raise UserError(f"{where} has no column {name!r} (data.columns); {hint}")
         if name in special:
             raise UserError(
@@ -248,7 +285,9 @@ def with_categories(columns: Columns, tables: Sequence[TextTable]) -> Columns:
             continue
         present: set[str] = set()
         for rows in tables:
-            present.update(rows[name].chosen(~columns.empty(rows, name)).texts)
+            is_empty = columns.empty(rows, name)
+            cells = rows[name].chosen(~is_empty)
+            present.update(cells.texts)
         categories[name] = tuple(sorted(map(composed, present)))
     return replace(columns, categories=categories)
 
@@ -282,22 +321,22 @@ def complete_rows(rows: TextTable, columns: Columns) -> TextTable:
     return rows.chosen(~incomplete)
 
 
-def names_of_labels(cells: Cells, where: str, first_row: int = 2) -> np.ndarray:
+def names_of_labels(cells: Cells, where: str, first_row: int = FIRST_ROW) -> np.ndarray:
     """The labels of rows as names of classes [N]; whole numbers lose a `.0`. `first_row`: the number of the first row.
 
     Raises UserError with the row for an empty label, and for a number with a fraction.
     """
-    for position in np.flatnonzero(is_empty(cells))[:1]:
-        row = int(cells.rows[position]) + first_row
-        raise UserError(f"{where}, row {row}: the label is empty; fill it in, or leave the row out")
+    refuse_empty(cells, where, "label", first_row)
 
     def name(text: str) -> str:
         if not _is_number(text):
             return composed(text)
         number = float(text)
         if not number.is_integer():
-            raise UserError(f"{where}: the label {text!r} has a fraction; labels are names or numbers of classes; "
-                            "where numbers are to be predicted, set data.task = 'regression'")  # fmt: skip
+            raise UserError(
+                f"{where}: the label {text!r} has a fraction; labels are names or numbers of classes; "
+                "where numbers are to be predicted, set data.task = 'regression'"
+            )
         return str(int(number))
 
     return cells.each(name)
@@ -308,18 +347,12 @@ def targets_of(cells: Cells, task: str, where: str) -> np.ndarray:
 
     Raises UserError with the row for an empty cell, for a text that is no number, and for a label that is not 0 or 1.
     """
-    empty = is_empty(cells)
-    for position in np.flatnonzero(empty)[:1]:
-        row = int(cells.rows[position]) + 2
-        raise UserError(f"{where}, row {row}: the label is empty; fill it in, or leave the row out")
+    refuse_empty(cells, where, "label")
     values = as_numbers(cells)
-    has_number = task == REGRESSION.name
-    wrong = ~np.isfinite(values) if has_number else ~np.isin(values, (0, 1))
-    for position in np.flatnonzero(wrong)[:1]:
-        row = int(cells.rows[position]) + 2
-        kind = "no finite number" if has_number else "neither 0 nor 1"
-        raise UserError(f"{where}, row {row}: the label {cells.text(position)!r} is {kind}, which data.task = {task!r} "
-                        "needs")  # fmt: skip
+    is_wrong, fault = wrong_targets(values, task)
+    for position in np.flatnonzero(is_wrong)[:1]:
+        label = f"{where}, row {cells.row(position)}: the label {cells.text(position)!r}"
+        raise UserError(f"{label} is {fault}, which data.task = {task!r} needs")
     return values.astype(np.float32)
 
 
@@ -354,7 +387,8 @@ def recorded_columns(file: Path, data: DataSettings, bench: Benchmark, usual: Ma
     categories = {}
     for name in columns.categories:
         prefix = f"{name}="
-        values = [feature.removeprefix(prefix) for feature in bench.features if feature.startswith(prefix)]
+        of_column = [feature for feature in bench.features if feature.startswith(prefix)]
+        values = [feature.removeprefix(prefix) for feature in of_column]
         categories[name] = tuple(values[:-1])  # without (other)
     features = (*bench.features[: bench.numeric], *categories)
     return replace(columns, features=features, categories=categories, group="")
@@ -374,18 +408,25 @@ def cell_notes(file: Path, data: DataSettings, bench: Benchmark, scale: "Scale |
     for name in columns.features:
         cells = table[name]
         for position, text in _column_notes(columns, name, cells, scale):
-            row = int(cells.rows[position]) + 2  # as an editor counts: the header is line 1
+            row = cells.row(position)
             notes.append((row, f"{file}, row {row}: {text}"))
     sentences = [sentence for _, sentence in sorted(notes)]
+    listed = sentences[:MOST]
     more = len(sentences) - MOST
-    return sentences[:MOST] + ([f"{file}: {more} more such cells"] if more > 0 else [])
+    if more > 0:
+        listed.append(f"{file}: {more} more such cells")
+    return listed
 
 
-def _column_notes(columns: Columns, name: str, cells: Cells, scale: "Scale | None") -> Iterator[tuple[int, str]]:
+def _column_notes(columns: Columns, name: str, cells: Cells, scale: "Scale | None") -> Notes:
     """Yields (position, clause) of each odd cell of a column."""
-    empty = is_empty(cells, columns.missing.get(name, ()))
-    has_text = cells.each(lambda text: text.lower() in EMPTY[1:] and text not in columns.missing.get(name, ()), bool)
-    for position in np.flatnonzero(has_text).tolist():
+    missing = columns.missing.get(name, ())
+    empty = is_empty(cells, missing)
+
+    def is_odd(text: str) -> bool:
+        return text.lower() in EMPTY[1:] and text not in missing
+
+    for position in np.flatnonzero(cells.each(is_odd, bool)).tolist():
         yield position, f"{name} {cells.text(position)!r} counts as an empty cell"
     if name in columns.categories:
         yield from _unknown(columns.categories[name], name, cells, empty)
@@ -394,19 +435,24 @@ def _column_notes(columns: Columns, name: str, cells: Cells, scale: "Scale | Non
         yield from _far(name, cells, empty, scale.mean[place], scale.std[place])
 
 
-def _unknown(values: tuple[str, ...], name: str, cells: Cells, empty: np.ndarray) -> Iterator[tuple[int, str]]:
+def _unknown(values: Sequence[str], name: str, cells: Cells, empty: np.ndarray) -> Notes:
     """Yields (position, clause) of each cell whose category is none of the model's."""
     is_unknown = cells.each(lambda text: composed(text) not in values, bool)
     for position in np.flatnonzero(is_unknown & ~empty).tolist():
         text = cells.text(position)
-        twins = [value for value in values if plain(value) == plain(text)]
-        advice = f"write {twins[0]!r} if that is meant" if twins else f"known: {', '.join(values)}"
+        advice = f"known: {', '.join(values)}"
+        for value in values:
+            if plain(value) == plain(text):
+                advice = f"write {value!r} if that is meant"
+                break
         yield position, f"{name} {text!r} is no category of the model and counts as another value; {advice}"
 
 
-def _far(name: str, cells: Cells, empty: np.ndarray, mean: float, std: float) -> Iterator[tuple[int, str]]:
+def _far(name: str, cells: Cells, empty: np.ndarray, mean: float, std: float) -> Notes:
     """Yields (position, clause) of each number that is far from those that trained."""
     distances = np.abs(as_numbers(cells) - mean)
-    for position in np.flatnonzero((distances > FAR * std) & ~empty).tolist():
-        trained = f"their mean is {mean:.4g}, their standard deviation {std:.3g}"
-        yield position, f"{name} {cells.text(position)} is far from the values that trained ({trained}); check it"
+    is_far = (distances > FAR * std) & ~empty
+    trained = f"their mean is {mean:.4g}, their standard deviation {std:.3g}"
+    for position in np.flatnonzero(is_far).tolist():
+        number = cells.text(position)
+        yield position, f"{name} {number} is far from the values that trained ({trained}); check it"

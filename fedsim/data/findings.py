@@ -60,10 +60,13 @@ FINDING = TypeAdapter(Finding)
 def refuse_grave(findings: Iterable[Finding], accepted: Collection[str]) -> None:
     """Raises UserError for the first grave finding whose kind is not accepted, and says how many others there are."""
     grave = [finding for finding in findings if finding.is_grave and finding.kind not in accepted]
-    if grave:
-        others = len(grave) - 1
-        more = f" (and {others} more such findings; fedsim datasets PATH lists them)" if others else ""
-        raise UserError(grave[0].line + more)
+    if not grave:
+        return
+    first, *others = grave
+    line = first.line
+    if others:
+        line += f" (and {len(others)} more such findings; fedsim datasets PATH lists them)"
+    raise UserError(line)
 
 
 def sent_findings(findings: Iterable[Finding], folder: str) -> list[str]:
@@ -74,7 +77,8 @@ def sent_findings(findings: Iterable[Finding], folder: str) -> list[str]:
         for name in ("where", "text", "remedy"):
             record[name] = record[name].replace(folder, "its data folder")
         texts.append(json.dumps(record))
-    return [text for text in texts if len(text) <= LONGEST_SENT][:MOST_SENT]
+    short = [text for text in texts if len(text) <= LONGEST_SENT]
+    return short[:MOST_SENT]
 
 
 def read_findings(client: str, texts: object) -> tuple[Finding, ...]:
@@ -85,16 +89,23 @@ def read_findings(client: str, texts: object) -> tuple[Finding, ...]:
     if not isinstance(texts, list) or len(texts) > MOST_SENT:
         raise ValueError(f"its findings are no list of at most {MOST_SENT}")
     findings = []
-    for text in texts:
-        if not isinstance(text, str) or len(text) > LONGEST_SENT:
+    for sent in texts:
+        if not isinstance(sent, str) or len(sent) > LONGEST_SENT:
             raise ValueError("a finding is no text, or too long")
         try:
-            finding = FINDING.validate_json(text, strict=True)
+            finding = FINDING.validate_json(sent, strict=True)
         except ValidationError:
             raise ValueError("a finding has another form than those of fedsim") from None
-        line = printable(finding.text)
-        line = line if line.startswith(client) else f"{client}: {line}"
-        findings.append(replace(finding, text=line, where=printable(finding.where), remedy=printable(finding.remedy)))
+        text = printable(finding.text)
+        if not text.startswith(client):
+            text = f"{client}: {text}"
+        finding = replace(
+            finding,
+            text=text,
+            where=printable(finding.where),
+            remedy=printable(finding.remedy),
+        )
+        findings.append(finding)
     return tuple(findings)
 
 
@@ -111,4 +122,6 @@ def recorded_texts(records: Sequence[Mapping[str, Any]]) -> list[str]:
 def joined_names(names: Sequence[str], most: int = 4) -> str:
     """The first names, and how many others there are: 'a, b and 3 more'."""
     shown = ", ".join(names[:most])
-    return shown + (f" and {len(names) - most} more" if len(names) > most else "")
+    if len(names) > most:
+        shown += f" and {len(names) - most} more"
+    return shown

@@ -10,6 +10,7 @@ from fedsim.data.reader import reader, reader_class
 from fedsim.data.row import Benchmark
 from fedsim.settings import DataSettings
 
+MOST_REASONS = 3  # of which a text on differences has the words
 Fingerprints = dict[str, dict[str, int | str]]
 
 
@@ -36,27 +37,38 @@ def refuse_equal_domains(bench: Benchmark, prints: Mapping[str, Mapping]) -> Non
     `prints`: fingerprints by domain, or by client ("photo/0"). The contents are compared only where they are of files:
     other readers hash what all of their domains are made of.
     """
-    compared = ("content", "nameless") if reader_class(bench).own_files else ("nameless",)
+    compared = ["nameless"]
+    if reader_class(bench).own_files:
+        compared = ["content", "nameless"]
     owners: dict[int | str, str] = {}
     for name, key in product(prints, compared):
-        print_of_client, domain = prints[name], domain_of(name)
-        first = owners.setdefault(print_of_client[key], domain) if key in print_of_client else domain
+        print_of_client = prints[name]
+        if key not in print_of_client:
+            continue
+        domain = domain_of(name)
+        first = owners.setdefault(print_of_client[key], domain)
         if first != domain:
+            images = f"{print_of_client['images']:,} images"
             raise UserError(
-                f"the domains {first!r} and {domain!r} of {bench.title} have the same "
-                f"{print_of_client['images']:,} images with the same labels; remove one of them, or leave it out by "
-                "data.domains"
+                f"the domains {first!r} and {domain!r} of {bench.title} have the same {images} with the same labels; "
+                "remove one of them, or leave it out by data.domains"
             )
 
 
 def fingerprint(data: DataSettings, domain: str, bench: Benchmark | None = None) -> dict[str, int | str]:
     """The fingerprint of one domain, under any spelling of its name that the data set accepts."""
     bench = bench or benchmark(data)
-    read, name = reader(data, bench), resolve_domain(bench, domain)
-    images, seeded = len(read.labels(name)), bench.environment(name)
-    facts: dict[str, int | str] = {"images": images, "content": read.fingerprint(name), "environment": seeded}
+    read = reader(data, bench)
+    name = resolve_domain(bench, domain)
+    facts: dict[str, int | str] = {
+        "images": len(read.labels(name)),
+        "content": read.fingerprint(name),
+        "environment": bench.environment(name),
+    }
     nameless = read.nameless(name)
-    return facts | ({"nameless": nameless} if nameless else {})
+    if nameless:
+        facts["nameless"] = nameless
+    return facts
 
 
 def difference(then: Mapping[str, Mapping], now: Mapping[str, Mapping]) -> str:
@@ -67,18 +79,30 @@ def difference(then: Mapping[str, Mapping], now: Mapping[str, Mapping]) -> str:
     """
     reasons = []
     for domain in sorted(then.keys() & now.keys()):
-        counts = [then[domain]["images"], now[domain]["images"]]
-        numbers = [side[domain].get("environment") for side in (then, now)]  # images of the server have none
-        if counts[0] != counts[1]:
-            reasons.append(f"{domain}: {counts[0]:,} images then, {counts[1]:,} now")
-        elif then[domain]["content"] != now[domain]["content"]:
-            reasons.append(f"{domain}: {counts[0]:,} images as before, but other files, pixels or labels")
-        elif numbers[0] != numbers[1]:
-            reasons.append(
-                f"{domain}: it was domain {numbers[0]} of all and is domain {numbers[1]} now, after domains came or "
-                "went in data.root, which gives it another split"
-            )
-    return "; ".join(reasons[:3]) + (f" and {len(reasons) - 3} more domains" if len(reasons) > 3 else "")
+        reason = _difference_of_prints(then[domain], now[domain])
+        if reason:
+            reasons.append(f"{domain}: {reason}")
+    text = "; ".join(reasons[:MOST_REASONS])
+    more = len(reasons) - MOST_REASONS
+    if more > 0:
+        text += f" and {more} more domains"
+    return text
+
+
+def _difference_of_prints(then: Mapping, now: Mapping) -> str:
+    """In what two fingerprints of a domain differ, in words; empty for equal ones."""
+    images = then["images"]
+    if images != now["images"]:
+        return f"{images:,} images then, {now['images']:,} now"
+    if then["content"] != now["content"]:
+        return f"{images:,} images as before, but other files, pixels or labels"
+    numbers = [side.get("environment") for side in (then, now)]  # images of the server have none
+    if numbers[0] != numbers[1]:
+        return (
+            f"it was domain {numbers[0]} of all and is domain {numbers[1]} now, after domains came or "
+            "went in data.root, which gives it another split"
+        )
+    return ""
 
 
 def came_and_went(then: Mapping[str, Mapping], now: Mapping[str, Mapping]) -> str:
@@ -87,5 +111,11 @@ def came_and_went(then: Mapping[str, Mapping], now: Mapping[str, Mapping]) -> st
     It is for simulations, which record all of their domains. Without `data.domains`, a folder that comes to the data
     root is one more client.
     """
-    came, went = (", ".join(sorted(a.keys() - b.keys())) for a, b in ((now, then), (then, now)))
-    return "; ".join(filter(None, [came and f"new in data.root: {came}", went and f"not there any more: {went}"]))
+    came = sorted(now.keys() - then.keys())
+    went = sorted(then.keys() - now.keys())
+    clauses = []
+    if came:
+        clauses.append(f"new in data.root: {', '.join(came)}")
+    if went:
+        clauses.append(f"not there any more: {', '.join(went)}")
+    return "; ".join(clauses)

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedsim.common.errors import UserError
 from fedsim.data.client_data import Split
-from fedsim.data.splits import MIN_IMAGES, REDRAWS, cut_by_shares, deal, shuffled
+from fedsim.data.splits import MIN_IMAGES, REDRAWS, by_class, cut_by_shares, deal, shuffled
 
 MIN_GROUPS = 2  # of a client: one to train, one to validate
 
@@ -28,6 +28,10 @@ class Groups:
     numbers: np.ndarray | None
     sizes: np.ndarray
     labels: np.ndarray
+
+    def count(self, groups: np.ndarray) -> int:
+        """The number of images of some groups."""
+        return int(self.sizes[groups].sum())
 
     def images(self, groups: np.ndarray) -> np.ndarray:
         """Sorted positions of the images of some groups, int64 [n]."""
@@ -52,11 +56,18 @@ def groups_of(numbers: np.ndarray | None, labels: np.ndarray) -> Groups:
         return Groups(None, np.ones(len(labels), np.int64), labels)
     _, numbers, sizes = np.unique(numbers, return_inverse=True, return_counts=True)
     classes = int(labels.max(initial=0)) + 1
-    counts = np.bincount(numbers * classes + labels, minlength=len(sizes) * classes)
-    return Groups(numbers, sizes, counts.reshape(len(sizes), classes).argmax(axis=1))
+    cells = np.bincount(numbers * classes + labels, minlength=len(sizes) * classes)
+    counts = cells.reshape(len(sizes), classes)
+    return Groups(numbers, sizes, counts.argmax(axis=1))
 
 
-def split_groups(groups: Groups, holdout: float, seed: int, stratified: bool, where: str) -> Split:
+def split_groups(
+    groups: Groups,
+    holdout: float,
+    seed: int,
+    stratified: bool,
+    where: str,
+) -> Split:
     """Split of 0..N-1 into (train, validation), each of whole groups and sorted.
 
     The first groups that come nearest to floor(holdout * N) images validate; `stratified`: of every class of groups
@@ -66,44 +77,57 @@ def split_groups(groups: Groups, holdout: float, seed: int, stratified: bool, wh
     """
     _refuse_one(groups, where)
     order = shuffled(len(groups.sizes), seed)
-    families = _by_class(groups, order) if stratified else [order]
-    held = [_held_out(groups, family, holdout, 0 if stratified else 1) for family in families]
+    families = by_class(order, groups.labels) if stratified else [order]
+    least = 0 if stratified else 1
+    held = [_held_out(groups, family, holdout, least) for family in families]
     if not sum(map(len, held)):
-        held = [max(families, key=len)[:1]]
+        largest = max(families, key=len)
+        held = [largest[:1]]
     validation = groups.images(np.concatenate(held))
-    return np.delete(np.arange(groups.sizes.sum()), validation), validation
+    positions = np.arange(groups.sizes.sum())
+    return np.delete(positions, validation), validation
 
 
 def _refuse_one(groups: Groups, where: str) -> None:
     """UserError, which begins with `where`, when all images are one group."""
     if len(groups.sizes) < MIN_GROUPS:
-        raise UserError(f"{where}: its {groups.sizes.sum()} images are one group, which is never split, and two "
-                        "groups are needed; lower data.clients_per_domain, raise data.fraction, or leave out "
-                        "data.group and data.columns.group")  # fmt: skip
+        raise UserError(
+            f"{where}: its {groups.sizes.sum()} images are one group, which is never split, and two "
+            "groups are needed; lower data.clients_per_domain, raise data.fraction, or leave out "
+            "data.group and data.columns.group"
+        )
 
 
-def _held_out(groups: Groups, order: np.ndarray, holdout: float, least: int) -> np.ndarray:
+def _held_out(
+    groups: Groups,
+    order: np.ndarray,
+    holdout: float,
+    least: int,
+) -> np.ndarray:
     """The groups of an order that validate, of `least` images or more; the last one of the order never does."""
-    images = max(least, int(holdout * groups.sizes[order].sum()))
+    images = max(least, int(holdout * groups.count(order)))
     return groups.first(order, images)[: len(order) - 1]
-
-
-def _by_class(groups: Groups, order: np.ndarray) -> list[np.ndarray]:
-    """The groups of each class, in their order."""
-    return [order[groups.labels[order] == label] for label in np.unique(groups.labels)]
 
 
 def subset_of_groups(groups: Groups, fraction: float, seed: int) -> np.ndarray:
     """Sorted positions of `fraction` of the images of every class of groups. A larger fraction contains a smaller."""
     if fraction >= 1:
         return np.arange(groups.sizes.sum(), dtype=np.int64)
+    order = shuffled(len(groups.sizes), seed)
     chosen = []
-    for family in _by_class(groups, shuffled(len(groups.sizes), seed)):
-        chosen.append(groups.first(family, fraction * groups.sizes[family].sum()))
+    for family in by_class(order, groups.labels):
+        images = fraction * groups.count(family)
+        chosen.append(groups.first(family, images))
     return groups.images(np.concatenate(chosen))
 
 
-def adapting_groups(groups: Groups, images: int, fraction: float, seed: int, where: str) -> np.ndarray:
+def adapting_groups(
+    groups: Groups,
+    images: int,
+    fraction: float,
+    seed: int,
+    where: str,
+) -> np.ndarray:
     """Sorted positions of the first groups nearest to a number of images; one group is always left.
 
     fraction: of these images, for a run on a part of them. Raises UserError, which begins with `where`, when there is
@@ -114,10 +138,17 @@ def adapting_groups(groups: Groups, images: int, fraction: float, seed: int, whe
     _refuse_one(groups, where)
     order = shuffled(len(groups.sizes), seed)
     drawn = groups.first(order, images)[: len(order) - 1]
-    return groups.images(groups.first(drawn, fraction * groups.sizes[drawn].sum()))
+    used = groups.first(drawn, fraction * groups.count(drawn))
+    return groups.images(used)
 
 
-def partition_groups(groups: Groups, kind: str, clients: int, alpha: float, seed: int) -> list[np.ndarray]:
+def partition_groups(
+    groups: Groups,
+    kind: str,
+    clients: int,
+    alpha: float,
+    seed: int,
+) -> list[np.ndarray]:
     """0..N-1 shared between clients, group by group: sorted positions for each client.
 
     kind "iid": shuffled groups are dealt one by one, so that the numbers of groups differ by at most one. "dirichlet":
@@ -127,23 +158,37 @@ def partition_groups(groups: Groups, kind: str, clients: int, alpha: float, seed
     """
     count = len(groups.sizes)
     if count < MIN_GROUPS * clients:
-        raise UserError(f"{count} groups of a domain are too few for {clients} clients (each needs one for training "
-                        "and one for validation); lower data.clients_per_domain or raise data.fraction")  # fmt: skip
+        raise UserError(
+            f"{count} groups of a domain are too few for {clients} clients (each needs one for training "
+            "and one for validation); lower data.clients_per_domain or raise data.fraction"
+        )
     if kind == "iid":
-        return [groups.images(part) for part in deal(shuffled(count, seed), clients)]
+        parts = deal(shuffled(count, seed), clients)
+        return [groups.images(part) for part in parts]
     rng = np.random.RandomState(seed)
     for _ in range(REDRAWS):
-        parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
-        for family in _by_class(groups, rng.permutation(count)):
-            shares = rng.dirichlet(np.full(clients, alpha))
-            for part, piece in zip(parts, cut_by_shares(family, shares, groups.sizes[family])):
-                part.append(piece)
-        dealt = [np.concatenate(part) for part in parts]
-        if min(len(part) for part in dealt) >= MIN_GROUPS:
-            images = [groups.images(part) for part in dealt]
-            if min(map(len, images)) >= MIN_IMAGES:
-                return images
+        parts = _drawn_by_class(groups, clients, alpha, rng)
+        if min(map(len, parts)) < MIN_GROUPS:
+            continue
+        images = [groups.images(part) for part in parts]
+        if min(map(len, images)) >= MIN_IMAGES:
+            return images
     raise UserError(
         f"a Dirichlet partition with data.alpha = {alpha} leaves one of {clients} clients with fewer than "
         f"{MIN_GROUPS} of {count} groups; raise data.alpha or lower data.clients_per_domain"
     )
+
+
+def _drawn_by_class(
+    groups: Groups,
+    clients: int,
+    alpha: float,
+    rng: np.random.RandomState,
+) -> list[np.ndarray]:
+    """One draw of the groups of each client: shuffled, then cut class by class by shares from Dirichlet(alpha)."""
+    order = rng.permutation(len(groups.sizes))
+    pieces = []
+    for family in by_class(order, groups.labels):
+        shares = rng.dirichlet(np.full(clients, alpha))
+        pieces.append(cut_by_shares(family, shares, groups.sizes[family]))
+    return [np.concatenate(of_client) for of_client in zip(*pieces)]

@@ -14,22 +14,28 @@ def resized_crop(x: Tensor, boxes: Tensor, flipped: Tensor) -> Tensor:
     rows = _sample_at(top, height, x.shape[-2])
     columns = _sample_at(left, width, x.shape[-1])
     columns = torch.where(flipped[:, None], columns.flip(1), columns)
-    rows, columns = rows.to(x, non_blocking=True), columns.to(x, non_blocking=True)
+    rows = rows.to(x, non_blocking=True)
+    columns = columns.to(x, non_blocking=True)
     shape = (len(x), rows.shape[1], columns.shape[1])
-    grid = torch.stack([columns[:, None, :].expand(shape), rows[:, :, None].expand(shape)], -1)
+    across = columns[:, None, :].expand(shape)
+    down = rows[:, :, None].expand(shape)
+    grid = torch.stack([across, down], -1)
     return F.grid_sample(x, grid, mode="bilinear", padding_mode="border", align_corners=False)
 
 
 def _sample_at(start: Tensor, length: Tensor, size: int) -> Tensor:
     """Coordinates in [-1,1] at which `size` output pixels read the source range [start, start+length), [B,size]."""
-    pixel = (torch.arange(size) + 0.5) * (length / size) - 0.5
+    steps = torch.arange(size) + 0.5
+    pixel = steps * (length / size) - 0.5
     pixel = torch.minimum(pixel.clamp_(min=0), length - 1) + start  # clamped to the crop, as interpolating it would be
     return (2 * pixel + 1) / size - 1
 
 
 def grey(x: Tensor) -> Tensor:
     """Luma [B,1,H,W] of RGB [B,3,H,W] (ITU-R 601, rounded as torchvision does)."""
-    return (x[:, 0:1] * 0.2989).add_(x[:, 1:2], alpha=0.587).add_(x[:, 2:3], alpha=0.114)
+    red, green, blue = x.split(1, dim=1)
+    luma = red * 0.2989
+    return luma.add_(green, alpha=0.587).add_(blue, alpha=0.114)
 
 
 def brightness(x: Tensor, factor: Tensor) -> Tensor:
@@ -39,12 +45,14 @@ def brightness(x: Tensor, factor: Tensor) -> Tensor:
 
 def contrast(x: Tensor, factor: Tensor) -> Tensor:
     """clamp(m + factor (x - m)) with m the mean luma of the image."""
-    return torch.lerp(grey(x).mean((1, 2, 3), keepdim=True).expand_as(x), x, factor).clamp_(0, 1)
+    mean = grey(x).mean((1, 2, 3), keepdim=True)
+    return torch.lerp(mean.expand_as(x), x, factor).clamp_(0, 1)
 
 
 def saturation(x: Tensor, factor: Tensor) -> Tensor:
     """clamp(g + factor (x - g)) with g the luma of the pixel."""
-    return torch.lerp(grey(x).expand_as(x), x, factor).clamp_(0, 1)
+    luma = grey(x)
+    return torch.lerp(luma.expand_as(x), x, factor).clamp_(0, 1)
 
 
 def hue(x: Tensor, shift: Tensor) -> Tensor:
@@ -64,5 +72,6 @@ def hue(x: Tensor, shift: Tensor) -> Tensor:
     for channel, n in enumerate((5, 3, 1)):
         distance = sextant + (n - 2)
         distance = distance.sub_((distance / 6).round_(), alpha=6).abs_()
-        torch.sub(value, distance.neg_().add_(2).clamp_(0, 1).mul_(chroma), out=turned[:, channel])
+        share = distance.neg_().add_(2).clamp_(0, 1)
+        torch.sub(value, share.mul_(chroma), out=turned[:, channel])
     return turned

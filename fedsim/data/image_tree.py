@@ -59,8 +59,13 @@ class ImageTree(Reader):
     def _entry(self, domain: str) -> Entry:
         """A domain's place in the cache, whose files are looked at once."""
         if domain not in self._entries:
-            listing, size = self.listing(domain), self.data.image_size
-            self._entries[domain] = Entry(listing, self.found.name, domain, size, cache_root(self.data))
+            self._entries[domain] = Entry(
+                self.listing(domain),
+                dataset=self.found.name,
+                domain=domain,
+                side=self.data.image_size,
+                cache=cache_root(self.data),
+            )
         return self._entries[domain]
 
     def labels(self, domain: str) -> np.ndarray:
@@ -87,8 +92,10 @@ class ImageTree(Reader):
         folders = [folder_below_class(file, listing.depth) for file in listing.files]
         if "" in folders:
             file = listing.folder / listing.files[folders.index("")]
-            raise UserError(f"data.group = 'folder': {file} lies in no folder below its class; put it into the folder "
-                            "of its group, or leave out data.group")  # fmt: skip
+            raise UserError(
+                f"data.group = 'folder': {file} lies in no folder below its class; put it into the folder "
+                "of its group, or leave out data.group"
+            )
         return numbers_of_groups(folders)
 
     def findings(self) -> list[Finding]:
@@ -96,7 +103,8 @@ class ImageTree(Reader):
         listings = {domain: self.listing(domain) for domain in self.found.domains}
         findings = [*self._ungrouped(listings), *other_files(listings)]
         if self.found.name == "folder":
-            findings += [] if self.data.group else numbered_series(listings)
+            if not self.data.group:
+                findings += numbered_series(listings)
             remedy = "make one folder for each domain, and leave its split to data.split"
             findings += split_domains(self.found.domains, data_root(self.data), remedy)
         return findings
@@ -107,20 +115,24 @@ class ImageTree(Reader):
 
     def _ungrouped(self, listings: Mapping[str, Listing]) -> list[Finding]:
         """A finding where images lie in folders below their class, any of these has two images, and none is a group."""
+        if self.data.group:
+            return []
         folders = {}
-        for domain, listing in listings.items() if not self.data.group else ():
+        for domain, listing in listings.items():
             names = with_repeats(folder_below_class(file, listing.depth) for file in listing.files)
             if names:
                 folders[domain] = names
         if not folders:
             return []
-        count, first = sum(map(len, folders.values())), min(set().union(*folders.values()))
+        domains = ", ".join(folders)
+        count = sum(map(len, folders.values()))
+        first = min(map(min, folders.values()))
         text = (
-            f"images of {', '.join(folders)} lie in {count:,} folders below their classes, such as {first!r}, and are "
+            f"images of {domains} lie in {count:,} folders below their classes, such as {first!r}, and are "
             "drawn one by one"
         )
         remedy = "if such a folder is a patient or a sequence, data.group = 'folder' keeps its images together"
-        return [Finding("groups", ", ".join(folders), count, text, remedy)]
+        return [Finding("groups", domains, count, text, remedy)]
 
     def file_findings(self) -> list[Finding]:
         """What the images of the used domains lose when they are decoded."""
@@ -167,11 +179,14 @@ def numbered_series(listings: Mapping[str, Listing]) -> list[Finding]:
     for domain, listing in listings.items():
         series: Counter[tuple[str, str]] = Counter()  # files by folder and first part
         for file in map(PurePath, listing.files):
-            if matched := SERIES.fullmatch(file.stem):
+            matched = SERIES.fullmatch(file.stem)
+            if matched:
                 series[str(file.parent), matched[1]] += 1
         beginnings = sorted({beginning for _, beginning in series})
         images = len(listing.files)
-        if len(beginnings) < 2 or series.total() < images or images < 2 * len(series):
+        has_others = series.total() < images
+        has_few_each = images < 2 * len(series)
+        if len(beginnings) < 2 or has_others or has_few_each:
             continue
         text = (
             f"the names of the {images:,} images of {domain} have {len(beginnings):,} beginnings, such as "

@@ -4,7 +4,7 @@ import io
 import itertools
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,23 +76,26 @@ def inspect(path: Path, overrides: Sequence[str] = ()) -> Inspection:
     bench = benchmark(data)
     read = reader(data, bench)
     assert isinstance(read, ImageTree)  # folders and tables have files
-    counts, rows, files = [], [], []
+    counts, summaries = [], []
+    readable: list[Found] = []
     problems: list[str] = []
-    examples: dict[tuple[str, str], Path] = {}
     for domain in bench.domains:
         listing = read.listing(domain)
         checked = _check_domain(domain, listing)
-        fine = [each for each in checked if not each.problem]
-        rows.append(_summary(domain, len(listing.files), checked, fine))
+        summaries.append(_summary(domain, listing, checked))
         counts.append(np.bincount(listing.labels, minlength=len(bench.classes)))
         problems += _problems_of_files(read, domain, checked)
         problems += _absent_classes(path, domain, bench.classes, counts[-1])
-        for each in fine:
-            examples.setdefault((domain, bench.classes[each.label]), each.file)
-        files += fine
+        readable += [file for file in checked if not file.problem]
     problems += _loose(path)
-    problems += _doubles(files, bench.classes) + lines_of(read.findings())
-    return Inspection(_by_domain(counts, bench), pd.DataFrame(rows), problems, examples)
+    problems += _doubles(readable, bench.classes)
+    problems += lines_of(read.findings())
+    return Inspection(
+        counts=_by_domain(counts, bench),
+        domains=pd.DataFrame(summaries),
+        problems=problems,
+        examples=_first_files(readable, bench.classes),
+    )
 
 
 def _by_domain(counts: list[np.ndarray], bench: Benchmark) -> pd.DataFrame:
@@ -101,13 +104,26 @@ def _by_domain(counts: list[np.ndarray], bench: Benchmark) -> pd.DataFrame:
     return pd.DataFrame(counts, index=domains, columns=list(bench.classes))
 
 
+def _first_files(files: list[Found], classes: Sequence[str]) -> dict[tuple[str, str], Path]:
+    """The first of the files of each domain and class."""
+    first: dict[tuple[str, str], Path] = {}
+    for each in files:
+        cell = (each.domain, classes[each.label])
+        first.setdefault(cell, each.file)
+    return first
+
+
 def _problems_of_files(read: ImageTree, domain: str, checked: list[Found]) -> list[str]:
     """The files of a domain that are missing or cannot be read, and what the others lose when they are decoded."""
+    problems = []
     missing = read.missing_text(domain)
-    faults = [each.problem for each in checked if each.problem and not each.is_missing]
-    measured = [each.measures for each in checked if each.measures]
-    listed = _listed(faults, f"in {domain}")
-    return [*filter(None, [missing]), *listed, *lines_of(pixel_findings(domain, tally_of(measured)))]
+    if missing:
+        problems.append(missing)
+    faults = [file.problem for file in checked if file.problem and not file.is_missing]
+    problems += _listed(faults, f"in {domain}")
+    measured = [file.measures for file in checked if file.measures]
+    findings = pixel_findings(domain, tally_of(measured))
+    return problems + lines_of(findings)
 
 
 def _absent_classes(path: Path, domain: str, classes: Sequence[str], counts: np.ndarray) -> list[str]:
@@ -115,17 +131,21 @@ def _absent_classes(path: Path, domain: str, classes: Sequence[str], counts: np.
     absent = [name for name, count in zip(classes, counts) if not count]
     if not absent:
         return []
-    hint = "" if path.is_file() else "; to train on it, name all classes in data.classes"
+    hint = "; to train on it, name all classes in data.classes"
+    if path.is_file():
+        hint = ""
     return [f"{domain} has no image of {', '.join(absent)}{hint}"]
 
 
 def _check_domain(domain: str, listing: Listing) -> list[Found]:
     """What is found in the images of a domain: in all of them, or in MOST evenly spaced ones."""
     count = len(listing.files)
-    chosen = np.unique(np.linspace(0, count - 1, min(MOST, count)).astype(int))
+    spaced = np.linspace(0, count - 1, min(MOST, count))
+    chosen = np.unique(spaced.astype(int))
     paths = [listing.folder / listing.files[index] for index in chosen]
+    labels = listing.labels[chosen].tolist()
     with ThreadPoolExecutor(4) as pool:
-        return list(pool.map(_check, paths, itertools.repeat(domain), listing.labels[chosen].tolist()))
+        return list(pool.map(_check, paths, itertools.repeat(domain), labels))
 
 
 def _settings(path: Path, given: DataSettings) -> DataSettings:
@@ -134,12 +154,16 @@ def _settings(path: Path, given: DataSettings) -> DataSettings:
         if is_table_of_numbers(path, given):
             raise UserError(f"{path} is a table of numbers, for data.dataset = 'arrays', and no table of images")
         return DataSettings(dataset="table", root=str(path))
-    if form := _other_form(path):
+    form = _other_form(path)
+    if form:
         inspected = "this command inspects folders DOMAIN/CLASS/IMAGE and tables only"
         raise UserError(f"{path} looks like data for data.dataset = {form!r}; {inspected}")
     refuse_unclear_levels(path, given)
-    classes = sorted(set().union(*tree_of(path, levels_of(given)).values()))
-    return DataSettings(dataset="folder", root=str(path), classes=classes if len(classes) > 1 else [])
+    tree = tree_of(path, levels_of(given))
+    classes = sorted(set().union(*tree.values()))
+    if len(classes) < 2:
+        classes = []
+    return DataSettings(dataset="folder", root=str(path), classes=classes)
 
 
 def given_in(overrides: Sequence[str], path: Path = Path("table")) -> DataSettings:
@@ -149,22 +173,35 @@ def given_in(overrides: Sequence[str], path: Path = Path("table")) -> DataSettin
 
 def _with(overrides: Sequence[str], path: Path, data: DataSettings) -> DataSettings:
     """The settings with the user's own; UserError for one that the inspection does not read."""
+    if not overrides:
+        return data
     for text in overrides:
-        key = ".".join(parse_override(text)[0].split(".")[:2])
+        full_key, _ = parse_override(text)
+        key = ".".join(full_key.split(".")[:2])
         if key not in SETTINGS:
-            raise UserError(f"--set {text}: an inspection reads only {', '.join(SETTINGS[:-1])} and {SETTINGS[-1]}")
+            *others, last = SETTINGS
+            raise UserError(f"--set {text}: an inspection reads only {', '.join(others)} and {last}")
         if key == "data.columns" and path.is_dir():
             raise UserError(f"--set {text}: {path} is a folder, which has no columns")
-    return parse_experiment(Experiment(data=data).toml(), overrides).data if overrides else data
+    usual = Experiment(data=data)
+    return parse_experiment(usual.toml(), overrides).data
 
 
 def _other_form(path: Path) -> str:
     """The form of a folder that is not DOMAIN/CLASS/IMAGE but another one that fedsim reads; else an empty string."""
-    if any((path / name).is_file() for name in ("dataset_info.json", "dataset_dict.json")):  # of `save_to_disk`
-        return "hugging-face"
-    domains = [path / name for name in subfolders(path)] if path.is_dir() else []
-    masks = [(each / "samples.csv").is_file() or {"image", "mask"} <= set(subfolders(each)) for each in domains]
+    for name in ("dataset_info.json", "dataset_dict.json"):  # of `save_to_disk`
+        if (path / name).is_file():
+            return "hugging-face"
+    domains = subfolders(path) if path.is_dir() else []
+    masks = [_has_masks(path / name) for name in domains]
     return "masks" if masks and all(masks) else ""
+
+
+def _has_masks(folder: Path) -> bool:
+    """Whether a folder looks like a domain whose images have masks."""
+    if (folder / "samples.csv").is_file():
+        return True
+    return {"image", "mask"} <= set(subfolders(folder))
 
 
 def _check(file: Path, domain: str, label: int) -> Found:
@@ -172,89 +209,138 @@ def _check(file: Path, domain: str, label: int) -> Found:
         content = read_bytes(file)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's, of images that are decoded all the same
-            measures = decode_measured(file, SMALL, content)[2]
+            _, _, measures = decode_measured(file, SMALL, content)
             with Image.open(io.BytesIO(content)) as image:
-                size, mode, treated = image.size, image.mode, treatment(image)
+                return Found(
+                    file,
+                    domain,
+                    label,
+                    size=image.size,
+                    mode=image.mode,
+                    digest=digest(content),
+                    treated=treatment(image),
+                    measures=measures,
+                )
     except UserError as error:
-        return Found(file, domain, label, problem=str(error), is_missing=isinstance(error, MissingImageError))
-    return Found(file, domain, label, size, mode, digest(content), treated, measures=measures)
+        is_missing = isinstance(error, MissingImageError)
+        return Found(file, domain, label, problem=str(error), is_missing=is_missing)
 
 
 def treatment(image: Image.Image) -> tuple[str, ...]:
     """What decoding does with an opened image, in the words of the inspection; nothing for upright RGB or grey."""
-    treated = ["turned (EXIF)"] if image.getexif().get(ORIENTATION, 1) in range(2, 9) else []
+    treated = []
+    orientation = image.getexif().get(ORIENTATION, 1)
+    if orientation in range(2, 9):
+        treated.append("turned (EXIF)")
     if image.has_transparency_data:
         treated.append("transparent on white")
     elif image.mode.startswith(("I", "F")):
         treated.append("scaled to 8 bits")
     elif image.mode not in ("RGB", "L", "1"):
-        treated.append("palette to RGB" if image.mode == "P" else f"{image.mode} to RGB")
+        form = "palette" if image.mode == "P" else image.mode
+        treated.append(f"{form} to RGB")
     if getattr(image, "n_frames", 1) > 1:
         treated.append("first frame only")
     return tuple(treated)
 
 
-def _summary(domain: str, images: int, checked: list[Found], fine: list[Found]) -> dict[str, str | int]:
-    widths, heights = zip(*(each.size for each in fine)) if fine else ((), ())
-    modes = Counter(each.mode for each in fine)
-    treated = Counter(word for each in fine for word in each.treated)
+def _summary(domain: str, listing: Listing, checked: list[Found]) -> dict[str, str | int]:
+    """The row of a domain in the table of image sizes and modes."""
+    widths, heights = set(), set()
+    modes: Counter[str] = Counter()
+    treated: Counter[str] = Counter()
+    for file in checked:
+        if file.problem:
+            continue
+        width, height = file.size
+        widths.add(width)
+        heights.add(height)
+        modes[file.mode] += 1
+        treated.update(file.treated)
+    converted = ", ".join(f"{count} {what}" for what, count in treated.most_common())
     return {
         "domain": domain,
-        "images": images,
+        "images": len(listing.files),
         "read": len(checked),
         "width": _span(widths),
         "height": _span(heights),
         "modes": ", ".join(f"{mode} {count}" for mode, count in modes.most_common()),
-        "converted": ", ".join(f"{count} {word}" for word, count in treated.most_common()) or "-",
+        "converted": converted or "-",
     }
 
 
-def _span(sides: Sequence[int]) -> str:
-    return "-".join(map(str, sorted({min(sides), max(sides)}))) if sides else "-"
+def _span(sides: Collection[int]) -> str:
+    """The least and the largest of some sides in pixels, in words: '16-64', '16' or '-'."""
+    if not sides:
+        return "-"
+    ends = sorted({min(sides), max(sides)})
+    return "-".join(map(str, ends))
 
 
 def _listed(problems: list[str], where: str) -> list[str]:
+    """The first problems, and how many more there are."""
+    listed = problems[:SHOWN]
     more = len(problems) - SHOWN
-    return problems[:SHOWN] + ([f"and {more} more such files {where}"] if more > 0 else [])
+    if more > 0:
+        listed.append(f"and {more} more such files {where}")
+    return listed
 
 
 def _loose(path: Path) -> list[str]:
     """A line for each image of a folder that is not in a class folder."""
-    places = [path, *(path / name for name in subfolders(path))] if path.is_dir() else []
-    files = [file for place in places for file in sorted(place.iterdir()) if file.is_file()]
-    images = [file for file in files if file.suffix.lower() in IMAGE_SUFFIXES]
-    return _listed([f"{file} is in no class folder and is not read" for file in images], "next to class folders")
+    if not path.is_dir():
+        return []
+    lines = []
+    for name in ("", *subfolders(path)):
+        for file in sorted((path / name).iterdir()):
+            if file.is_file() and file.suffix.lower() in IMAGE_SUFFIXES:
+                lines.append(f"{file} is in no class folder and is not read")
+    return _listed(lines, "next to class folders")
 
 
 def _doubles(files: list[Found], classes: tuple[str, ...]) -> list[str]:
+    """Lines on files with equal bytes in two classes or two domains, and the number of other duplicates."""
     groups: dict[bytes, list[Found]] = {}
-    for each in files:
-        groups.setdefault(each.digest, []).append(each)
-    doubled = [group for group in groups.values() if len(group) > 1]
-    two_classes = [group for group in doubled if len({each.label for each in group}) > 1]
-    two_domains = [group for group in doubled if group not in two_classes and len({each.domain for each in group}) > 1]
-    rest = sum(len(group) - 1 for group in doubled if group not in two_classes and group not in two_domains)
-    pairs = [sorted(group, key=lambda each: each.label) for group in two_classes]
-    texts = _listed([f"{pair[0].file} and {pair[-1].file} are the same image in two classes, {classes[pair[0].label]} "
-                    f"and {classes[pair[-1].label]}" for pair in pairs], "in two classes")  # fmt: skip
-    texts += _listed([f"{group[0].file} and {group[-1].file} are the same image in two domains"
-                     for group in two_domains], "in two domains")  # fmt: skip
-    return texts + ([f"{rest} images occur more than once in their domain and class"] if rest else [])
+    for file in files:
+        groups.setdefault(file.digest, []).append(file)
+    of_classes: list[str] = []
+    of_domains: list[str] = []
+    others = 0
+    for group in groups.values():
+        labels = {file.label for file in group}
+        domains = {file.domain for file in group}
+        if len(labels) > 1:
+            first, *_, last = sorted(group, key=lambda file: file.label)
+            names = f"{classes[first.label]} and {classes[last.label]}"
+            of_classes.append(f"{first.file} and {last.file} are the same image in two classes, {names}")
+        elif len(domains) > 1:
+            of_domains.append(f"{group[0].file} and {group[-1].file} are the same image in two domains")
+        else:
+            others += len(group) - 1
+    lines = _listed(of_classes, "in two classes")
+    lines += _listed(of_domains, "in two domains")
+    if others:
+        lines.append(f"{others} images occur more than once in their domain and class")
+    return lines
 
 
 def draw_grid(found: Inspection, file: Path, columns: int = 10) -> Path:
     """PNG with a row of images per domain and a column per class (the first ones); cells without image stay empty."""
     from matplotlib.figure import Figure
 
-    classes, domains = list(found.counts.columns[:columns]), list(found.counts.index)
-    figure = Figure(figsize=(1.1 * len(classes) + 1.4, 1.15 * len(domains) + 0.5), layout="constrained")
+    classes = list(found.counts.columns[:columns])
+    domains = list(found.counts.index)
+    width = 1.1 * len(classes) + 1.4
+    height = 1.15 * len(domains) + 0.5
+    figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots(len(domains), len(classes), squeeze=False)
     for row, domain in enumerate(domains):
         for column, name in enumerate(classes):
             cell = axes[row][column]
             cell.set(xticks=[], yticks=[])
             if (domain, name) in found.examples:
-                cell.imshow(decode(found.examples[domain, name], CELL).transpose(1, 2, 0))
+                image = decode(found.examples[domain, name], CELL)
+                cell.imshow(image.transpose(1, 2, 0))
             if row == 0:
                 cell.set_title(name.replace("$", r"\$"), fontsize=8)
             if column == 0:

@@ -1,6 +1,6 @@
 """Inspects a table of numbers before training: rows, empty cells, suspicious values, and an experiment file for it."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,13 +22,13 @@ from fedsim.data.feature_tables import (
     text_of_names,
     with_features,
 )
-from fedsim.data.findings import joined_names
+from fedsim.data.findings import joined_names, lines_of
 from fedsim.data.label_findings import class_findings, count_names, spelling_findings
 from fedsim.data.names import subfolders
 from fedsim.data.reader import reader
 from fedsim.data.tables import header_of, read_pieces
 from fedsim.data.targets import STRATUM
-from fedsim.data.text_table import SUFFIXES, Cells, TextTable
+from fedsim.data.text_table import FIRST_ROW, SUFFIXES, Cells, TextTable
 from fedsim.settings import DataSettings
 
 MOST_VALUES = 30  # different texts of a column of categories; a column with more is rather a name or a date
@@ -62,13 +62,37 @@ class TableInspection:
     experiment: str
 
 
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The N rows of a table, or of one for each domain.
+
+    columns: what the columns are, and which of them are features
+    cells: pandas' frame of texts, with a column of domains
+    domains, labels: the domain and the class of each row
+    empty: for each feature which of its cells are empty, bool [N]
+    """
+
+    columns: Columns
+    cells: pd.DataFrame
+    domains: pd.Series
+    labels: pd.Series
+    empty: Mapping[str, np.ndarray]
+
+
 def is_table_of_numbers(path: Path, data: DataSettings) -> bool:
     """Whether a path is a table, or a folder of tables alone, without image files and with a column of numbers."""
     files = tables_in(path)
-    if not files or data.column("path", "path") in header_of(files[0]) or (path.is_dir() and subfolders(path)):
+    if not files:
         return False
-    first = next(read_pieces(files[0], header_of(files[0])), pd.DataFrame())
-    named = {data.column(name, name) for name in ("domain", "split", "group")} | set(columns_of(data, {}).labels)
+    header = header_of(files[0])
+    if data.column("path", "path") in header:
+        return False
+    if path.is_dir() and subfolders(path):
+        return False
+    first = next(read_pieces(files[0], header), pd.DataFrame())
+    named = set(columns_of(data, {}).labels)
+    for name in ("domain", "split", "group"):
+        named.add(data.column(name, name))
     features = [name for name in first.columns if name not in named]
     return any(pd.to_numeric(first[name], errors="coerce").notna().any() for name in features)
 
@@ -88,68 +112,101 @@ def inspect_table(path: Path, data: DataSettings) -> TableInspection:
     """
     files = tables_in(path)
     tables = [_with_domain(file, data) for file in files]
-    rows = pd.concat(tables, ignore_index=True)
-    columns = with_features(columns_of(data, {}), rows.columns, path)
-    columns, left_out = _with_kinds(columns, rows)
-    domains = _named(text_of_names(Cells.of(rows[columns.domain])), rows)
-    has_targets = data.task in OF_TENSORS
-    labels = _labels(path, columns, rows, data.task)
-    cells = TextTable.of(rows)
-    empty = {name: columns.empty(cells, name) for name in columns.features}
-    suspects = _suspects(columns, rows, domains, empty)
-    problems = _of_file_names(files[0], columns) + left_out + [text for _, text in suspects]
-    telling = [] if has_targets else _tell_the_class(columns, rows, labels)
+    cells = pd.concat(tables, ignore_index=True)
+    columns = with_features(columns_of(data, {}), cells.columns, path)
+    columns, left_out = _with_kinds(columns, cells)
+    rows = _rows_of(path, columns, cells, data.task)
+    suspects = _suspects(rows)
+    telling = [] if data.task in OF_TENSORS else _tell_the_class(rows)
+    problems = _of_file_names(files[0], columns)
+    problems += left_out
+    problems += [sentence for _, sentence in suspects]
     problems += [f"{name} {TELLS}" for name in telling]
-    problems += _of_classes(labels, domains, f"{path}, column {columns.label!r}", data)
-    problems += _of_cells(columns, rows, domains, empty)
+    problems += _of_classes(rows, f"{path}, column {columns.label!r}", data)
+    problems += _of_cells(rows)
     return TableInspection(
-        _counts(labels, domains),
-        _described(columns, rows, domains, empty),
-        problems,
-        _experiment(path, _without(columns, telling), len(files) > 1, [name for name, _ in suspects], data.task),
+        counts=_counts(rows),
+        columns=_described(rows),
+        problems=problems,
+        experiment=_experiment(
+            path,
+            _without(columns, telling),
+            is_folder=len(files) > 1,
+            suspects=[name for name, _ in suspects],
+            task=data.task,
+        ),
     )
 
 
-def _labels(path: Path, columns: Columns, rows: pd.DataFrame, task: str) -> pd.Series:
+def _rows_of(path: Path, columns: Columns, cells: pd.DataFrame, task: str) -> Rows:
+    """The rows with their domains, labels and empty cells; UserError for a label that does not fit."""
+    names = text_of_names(Cells.of(cells[columns.domain]))
+    labels = _labels(path, columns, cells, task)
+    table = TextTable.of(cells)
+    return Rows(
+        columns=columns,
+        cells=cells,
+        domains=pd.Series(names, index=cells.index),
+        labels=labels,
+        empty={name: columns.empty(table, name) for name in columns.features},
+    )
+
+
+def _labels(path: Path, columns: Columns, cells: pd.DataFrame, task: str) -> pd.Series:
     """The class of each row; one and the same where the targets are numbers or several labels, which are checked."""
     if task not in OF_TENSORS:
-        return _named(names_of_labels(Cells.of(rows[columns.label]), f"{path}, column {columns.label!r}"), rows)
+        texts = Cells.of(cells[columns.label])
+        names = names_of_labels(texts, f"{path}, column {columns.label!r}")
+        return pd.Series(names, index=cells.index)
     for name in columns.labels:
-        targets_of(Cells.of(rows[name]), task, f"{path}, column {name!r}")
-    return pd.Series(STRATUM, index=rows.index)
-
-
-def _named(names: np.ndarray, rows: pd.DataFrame | pd.Series) -> pd.Series:
-    return pd.Series(names, index=rows.index)
+        texts = Cells.of(cells[name])
+        targets_of(texts, task, f"{path}, column {name!r}")
+    return pd.Series(STRATUM, index=cells.index)
 
 
 def _with_domain(file: Path, data: DataSettings) -> pd.DataFrame:
     """A table with its column of domains; in a folder of tables it may be the name of the file."""
-    table, columns = read_table(file).frame(), columns_of(data, {})
-    for name, key in (*((label, "label") for label in columns.labels), (columns.domain, "domain")):
-        may_be_file_name = key == "domain" and "domain" not in data.columns and len(tables_in(file.parent)) > 1
-        if name not in table and not may_be_file_name:
-            raise UserError(f"{file} has no column {name!r}; say which one it is with --set data.columns.{key}=NAME; "
-                            f"it has: {', '.join(table.columns)}")  # fmt: skip
-    return table if columns.domain in table else table.assign(**{columns.domain: file.stem})
+    table = read_table(file).frame()
+    columns = columns_of(data, {})
+    for label in columns.labels:
+        if label not in table:
+            raise _missing_column(file, label, "label", table.columns)
+    if columns.domain in table:
+        return table
+    is_alone = len(tables_in(file.parent)) < 2
+    if is_alone or "domain" in data.columns:
+        raise _missing_column(file, columns.domain, "domain", table.columns)
+    return table.assign(**{columns.domain: file.stem})
+
+
+def _missing_column(file: Path, name: str, key: str, header: Iterable[str]) -> UserError:
+    """The error of a table that lacks a column. key: of data.columns"""
+    return UserError(
+        f"{file} has no column {name!r}; say which one it is with --set data.columns.{key}=NAME; "
+        f"it has: {', '.join(header)}"
+    )
 
 
 def _with_kinds(columns: Columns, rows: pd.DataFrame) -> tuple[Columns, list[str]]:
     """The columns with every column of texts among the categories, and sentences on those that are no features."""
-    categories = {name: columns.categories.get(name, ()) for name in columns.categories}
+    categories = dict(columns.categories)
     features, left_out = [], []
+    table = TextTable.of(rows)
     for name in columns.features:
-        cells = rows.loc[~columns.empty(TextTable.of(rows), name), name]
+        is_empty = columns.empty(table, name)
+        cells = rows.loc[~is_empty, name]
         values = cells.unique()
         is_text = bool(_as_numbers(cells).isna().any())
-        if len(values) == len(rows) and (is_text or _counts_up(cells)):
+        are_all_different = len(values) == len(rows)
+        if are_all_different and (is_text or _counts_up(cells)):
             left_out.append(f"{name} has another value in every row; it is left out of the features")
-        elif name not in categories and is_text and len(values) > MOST_VALUES:
+            continue
+        if is_text and len(values) > MOST_VALUES and name not in categories:
             left_out.append(f"{name} has {_texts_and_numbers(cells)}; it is left out of the features")
-        else:
-            features.append(name)
-            if is_text or name in categories:
-                categories[name] = categories.get(name) or tuple(sorted(values))
+            continue
+        features.append(name)
+        if is_text or name in categories:
+            categories[name] = categories.get(name) or tuple(sorted(values))
     if not features:
         raise UserError("the table has no column that can be a feature: each has another text in every row")
     return replace(columns, features=tuple(features), categories=categories), left_out
@@ -162,14 +219,19 @@ def _texts_and_numbers(cells: pd.Series) -> str:
         return f"{cells.nunique()} different texts"
     others = "1 text:" if len(texts) == 1 else f"{len(texts)} texts, such as"
     first = texts.iloc[0]
+    row = texts.index[0] + FIRST_ROW
+    numbers = len(cells) - len(texts)
     remedy = f"correct it, or name it with data.columns.missing = {{{texts.name} = ['{first}']}}"
-    return f"{len(cells) - len(texts)} numbers and {others} {first!r} in row {texts.index[0] + 2}; {remedy}"
+    return f"{numbers} numbers and {others} {first!r} in row {row}; {remedy}"
 
 
 def _counts_up(cells: pd.Series) -> bool:
     """Whether the cells are 1, 2, 3, ... or another row of consecutive whole numbers."""
+    if len(cells) <= FEW_VALUES:
+        return False
     numbers = pd.to_numeric(cells, errors="coerce")
-    return bool((numbers.diff().iloc[1:] == 1).all()) and len(cells) > FEW_VALUES
+    steps = numbers.diff().iloc[1:]
+    return bool((steps == 1).all())
 
 
 def _numbers(cells: pd.Series, empty: np.ndarray) -> np.ndarray:
@@ -183,40 +245,51 @@ def _as_numbers(cells: pd.Series) -> pd.Series:
     return pd.to_numeric(texts, errors="coerce")
 
 
-def _counts(labels: pd.Series, domains: pd.Series) -> pd.DataFrame:
+def _counts(rows: Rows) -> pd.DataFrame:
     """Rows by domain and class."""
-    table = pd.crosstab(domains.rename("domain"), labels.rename(None))
-    return table[sorted(table.columns, key=class_order)]
+    domains = rows.domains.rename("domain")
+    table = pd.crosstab(domains, rows.labels.rename(None))
+    in_order = sorted(table.columns, key=class_order)
+    return table[in_order]
 
 
-def _described(
-    columns: Columns, rows: pd.DataFrame, domains: pd.Series, empty: Mapping[str, np.ndarray]
-) -> pd.DataFrame:
+def _described(rows: Rows) -> pd.DataFrame:
     """A row for each feature: kind, values, and empty cells in each domain."""
+    categories = rows.columns.categories
     described = []
-    for name in columns.features:
-        if name in columns.categories:
-            kind, values = "category", ", ".join(columns.categories[name])
+    for name in rows.columns.features:
+        is_empty = rows.empty[name]
+        feature: dict[str, str | int] = {"column": name}
+        if name in categories:
+            feature["kind"] = "category"
+            feature["values"] = ", ".join(categories[name])
         else:
-            numbers = _numbers(rows[name], empty[name])
-            kind = "number"
-            values = f"{numbers.min():g} to {numbers.max():g}, mean {numbers.mean():.4g}" if len(numbers) else "-"
-        cells = {f"empty in {domain}": int(empty[name][domains == domain].sum()) for domain in sorted(domains.unique())}
-        described.append({"column": name, "kind": kind, "values": values, **cells})
+            numbers = _numbers(rows.cells[name], is_empty)
+            feature["kind"] = "number"
+            feature["values"] = _span(numbers) if len(numbers) else "-"
+        for domain in sorted(rows.domains.unique()):
+            of_domain = is_empty[rows.domains == domain]
+            feature[f"empty in {domain}"] = int(of_domain.sum())
+        described.append(feature)
     return pd.DataFrame(described)
 
 
-def _suspects(
-    columns: Columns, rows: pd.DataFrame, domains: pd.Series, empty: Mapping[str, np.ndarray]
-) -> list[tuple[str, str]]:
+def _span(values: np.ndarray) -> str:
+    """The range and the mean of numbers, in words: '1 to 3, mean 2'."""
+    return f"{values.min():g} to {values.max():g}, mean {values.mean():.4g}"
+
+
+def _suspects(rows: Rows) -> list[tuple[str, str]]:
     """(column, sentence) of numbers that are one constant in a domain alone, or 0 far below all other values."""
     suspects = []
-    for name in columns.numbers:
-        numbers = _numbers(rows[name], empty[name])
-        places = domains[~empty[name]].to_numpy()
-        if len(np.unique(numbers)) > FEW_VALUES:
-            sentences = _far_zeros(name, numbers, places) or _constants(name, numbers, places)
-            suspects += [(name, sentence) for sentence in sentences]
+    for name in rows.columns.numbers:
+        is_empty = rows.empty[name]
+        numbers = _numbers(rows.cells[name], is_empty)
+        places = rows.domains[~is_empty].to_numpy()
+        if len(np.unique(numbers)) <= FEW_VALUES:
+            continue
+        sentences = _far_zeros(name, numbers, places) or _constants(name, numbers, places)
+        suspects += [(name, sentence) for sentence in sentences]
     return suspects
 
 
@@ -229,8 +302,9 @@ def _far_zeros(name: str, numbers: np.ndarray, places: np.ndarray) -> list[str]:
         return []
     shares = []
     for domain in sorted(set(places[is_zero])):
-        here = places == domain
-        shares.append(f"{(is_zero & here).sum()} of {here.sum()} rows of {domain}")
+        is_here = places == domain
+        zeros = is_zero & is_here
+        shares.append(f"{zeros.sum()} of {is_here.sum()} rows of {domain}")
     hint = f'if 0 means that it was not measured, set missing = {{{name} = ["0"]}}'
     return [f"{name} is 0 in {', '.join(shares)}, and otherwise at least {least:g}: {hint}"]
 
@@ -240,17 +314,20 @@ def _constants(name: str, numbers: np.ndarray, places: np.ndarray) -> list[str]:
     sentences = []
     for domain in sorted(set(places)):
         values = numbers[places == domain]
-        if len(values) > 1 and (values == values[0]).all():
-            sentences.append(f"{name} is {values[0]:g} in all rows of {domain}, where it has a value at all")
+        first = values[0]
+        if len(values) > 1 and (values == first).all():
+            sentences.append(f"{name} is {first:g} in all rows of {domain}, where it has a value at all")
     return sentences
 
 
-def _tell_the_class(columns: Columns, rows: pd.DataFrame, labels: pd.Series) -> list[str]:
+def _tell_the_class(rows: Rows) -> list[str]:
     """The features that say the class of every row, because they are the label in other words."""
     names = []
-    for name in columns.features:
-        classes = labels.groupby(rows[name]).nunique()
-        if len(classes) <= MOST_VALUES and len(classes) < len(rows) / FEW_VALUES and (classes == 1).all():
+    for name in rows.columns.features:
+        values = rows.cells[name]
+        classes = rows.labels.groupby(values).nunique()
+        are_few = len(classes) <= MOST_VALUES and len(classes) < len(values) / FEW_VALUES
+        if are_few and (classes == 1).all():
             names.append(name)
     return names
 
@@ -264,16 +341,19 @@ def _without(columns: Columns, names: Collection[str]) -> Columns:
     return replace(columns, features=features, categories=categories)
 
 
-def _of_classes(labels: pd.Series, domains: pd.Series, place: str, data: DataSettings) -> list[str]:
+def _of_classes(rows: Rows, place: str, data: DataSettings) -> list[str]:
     """Sentences on domains that lack classes; UserError for a task of two classes with other labels, as in a run."""
     if data.task in OF_TENSORS:
         return []
-    classes = sorted(labels.unique(), key=class_order)
+    classes = sorted(rows.labels.unique(), key=class_order)
     if data.task == BINARY.name:
         named = data.model_copy(update={"root": place})
-        with_task(replace(find_dataset("arrays"), classes=tuple(classes)), named)
-    counts = {str(domain): count_names(names.tolist()) for domain, names in labels.groupby(domains)}
-    one_class = _one_class(labels, domains)
+        row = replace(find_dataset("arrays"), classes=tuple(classes))
+        with_task(row, named)
+    counts = {}
+    for domain, names in rows.labels.groupby(rows.domains):
+        counts[str(domain)] = count_names(names.tolist())
+    one_class = _one_class(rows)
     findings = class_findings(counts, place)
     if len(classes) == 2 and one_class:  # it says the same
         return one_class
@@ -287,46 +367,51 @@ def _of_file_names(file: Path, columns: Columns) -> list[str]:
     return [FILE_NAMES.format(column=columns.domain)]
 
 
-def _of_cells(columns: Columns, rows: pd.DataFrame, domains: pd.Series, empty: Mapping[str, np.ndarray]) -> list[str]:
+def _of_cells(rows: Rows) -> list[str]:
     """Sentences on the cells of the features: odd texts, empty cells and equal rows."""
-    odd = _odd_texts(columns, rows, TextTable.of(rows))
-    return [*odd, *_without_values(domains, empty), *_equal_rows(columns, rows, domains)]
+    return [*_odd_texts(rows), *_without_values(rows), *_equal_rows(rows)]
 
 
-def _odd_texts(columns: Columns, rows: pd.DataFrame, cells: TextTable) -> list[str]:
+def _odd_texts(rows: Rows) -> list[str]:
     """Sentences on categories that differ in spelling only, and on texts of a feature that count as empty cells."""
     sentences = []
-    for name in columns.features:
-        texts = rows.loc[columns.empty(cells, name), name]
-        unnamed = texts[(texts != "") & ~texts.isin(columns.missing.get(name, ()))]
+    for name in rows.columns.features:
+        is_empty = rows.empty[name]
+        texts = rows.cells.loc[is_empty, name]
+        is_named = texts.isin(rows.columns.missing.get(name, ()))
+        unnamed = texts[(texts != "") & ~is_named]
         for text, count in unnamed.value_counts().items():
             rows_of_text = "1 row" if count == 1 else f"{count} rows"
             sentences.append(f"{name} is {text!r} in {rows_of_text}, which counts as an empty cell")
-        if name in columns.categories:
-            counts = count_names(rows.loc[~columns.empty(cells, name), name].tolist())
-            sentences += [finding.line for finding in spelling_findings(counts, f"column {name!r}")]
+        if name in rows.columns.categories:
+            values = rows.cells.loc[~is_empty, name]
+            counts = count_names(values.tolist())
+            sentences += lines_of(spelling_findings(counts, f"column {name!r}"))
     return sentences
 
 
-def _one_class(labels: pd.Series, domains: pd.Series) -> list[str]:
+def _one_class(rows: Rows) -> list[str]:
+    """A sentence for each domain whose rows are all of one class."""
     sentences = []
-    for domain, names in labels.groupby(domains):
+    for domain, names in rows.labels.groupby(rows.domains):
         if names.nunique() == 1:
             sentences.append(f"all {len(names)} rows of {domain} are of the class {names.iloc[0]}")
     return sentences
 
 
-def _without_values(domains: pd.Series, empty: Mapping[str, np.ndarray]) -> list[str]:
+def _without_values(rows: Rows) -> list[str]:
     """Sentences on features that are empty in all rows of a domain, or in most of one and few of another."""
+    domains = rows.domains
     sentences = []
-    for name, cells in empty.items():
-        shares = _named(cells, domains).groupby(domains).mean()
-        bare = [str(domain) for domain in shares.index[shares == 1]]
-        if bare:
+    for name, cells in rows.empty.items():
+        is_empty = pd.Series(cells, index=domains.index)
+        shares = is_empty.groupby(domains).mean()
+        bare = shares.index[shares == 1]
+        if len(bare):
             sentences.append(f"{name} has no value in {', '.join(bare)}")
         least = str(shares.idxmin())
-        mostly = [str(domain) for domain in shares.index[(shares >= MOSTLY_EMPTY) & (shares < 1)]]
-        if mostly and shares[least] <= 1 - MOSTLY_EMPTY:
+        mostly = shares.index[(shares >= MOSTLY_EMPTY) & (shares < 1)]
+        if len(mostly) and shares[least] <= 1 - MOSTLY_EMPTY:
             full = _share_of_rows(cells, domains, least)
             places = ", ".join(_share_of_rows(cells, domains, domain) for domain in mostly)
             sentences.append(f"{name} is empty in {places}, and in {full}: {SAYS_WHICH}")
@@ -339,25 +424,41 @@ def _share_of_rows(cells: np.ndarray, domains: pd.Series, domain: str) -> str:
     return f"{of_domain.sum()} of {len(of_domain)} rows of {domain}"
 
 
-def _equal_rows(columns: Columns, rows: pd.DataFrame, domains: pd.Series) -> list[str]:
+def _equal_rows(rows: Rows) -> list[str]:
     """Sentences on rows with equal cells in all features, in two domains or in one."""
-    seen: dict[tuple[str, ...], list[int]] = {}
-    for position, cells in enumerate(rows[list(columns.features)].itertuples(index=False, name=None)):
-        seen.setdefault(cells, []).append(position)
-    sentences: list[str] = []
-    within: list[str] = []
-    for first, *others in seen.values():
-        apart = [position for position in others if domains[position] != domains[first]]
-        within += [f"row {position + 2} repeats row {first + 2}" for position in others if position not in apart]
-        for position in apart[:1]:
-            pair = f"row {first + 2} ({domains[first]}) and row {position + 2} ({domains[position]})"
-            sentences.append(f"{pair} have equal features: is it one patient in two domains?")
-    more = len(sentences) - SHOWN
-    sentences = sentences[:SHOWN] + ([f"and {more} more such pairs"] if more > 0 else [])
-    if within:
-        count = f"{len(within)} {'row repeats' if len(within) == 1 else 'rows repeat'} another one of their domain"
-        sentences.append(f"{count}: {joined_names(within, SHOWN)}")
+    domains = rows.domains
+    pairs: list[str] = []
+    repeats: list[str] = []
+    for first, *others in _positions_of_equals(rows):
+        row = f"row {first + FIRST_ROW}"
+        elsewhere = []
+        for position in others:
+            other = f"row {position + FIRST_ROW}"
+            if domains[position] == domains[first]:
+                repeats.append(f"{other} repeats {row}")
+            else:
+                elsewhere.append(f"{other} ({domains[position]})")
+        for other in elsewhere[:1]:
+            pair = f"{row} ({domains[first]}) and {other}"
+            pairs.append(f"{pair} have equal features: is it one patient in two domains?")
+    sentences = pairs[:SHOWN]
+    more = len(pairs) - SHOWN
+    if more > 0:
+        sentences.append(f"and {more} more such pairs")
+    if repeats:
+        verb = "row repeats" if len(repeats) == 1 else "rows repeat"
+        listed = joined_names(repeats, SHOWN)
+        sentences.append(f"{len(repeats)} {verb} another one of their domain: {listed}")
     return sentences
+
+
+def _positions_of_equals(rows: Rows) -> Iterable[list[int]]:
+    """For all features' cells that occur, the positions of the rows that have them."""
+    features = rows.cells[list(rows.columns.features)]
+    positions: dict[tuple[str, ...], list[int]] = {}
+    for position, cells in enumerate(features.itertuples(index=False, name=None)):
+        positions.setdefault(cells, []).append(position)
+    return positions.values()
 
 
 def _experiment(path: Path, columns: Columns, is_folder: bool, suspects: Sequence[str], task: str) -> str:
@@ -369,9 +470,9 @@ def _experiment(path: Path, columns: Columns, is_folder: bool, suspects: Sequenc
     if columns.group:
         named["group"] = columns.group
     if columns.categories:
-        named["categories"] = {name: list(values) for name, values in columns.categories.items()}
-    if missing := {name: list(values) for name, values in columns.missing.items()}:
-        named["missing"] = missing
+        named["categories"] = _lists(columns.categories)
+    if columns.missing:
+        named["missing"] = _lists(columns.missing)
     chosen = {"task": task} if task else {}
     settings = {
         "data": {
@@ -382,8 +483,16 @@ def _experiment(path: Path, columns: Columns, is_folder: bool, suspects: Sequenc
             "holdout": 0.2,
             "columns": named,
         },
-        "model": {"backbone": "mlp", "options": {"widths": [32], "norm": "batch"}},
-        "train": {"rounds": 20, "batch_size": 16, "lr": 0.05, "momentum": 0.9},
+        "model": {
+            "backbone": "mlp",
+            "options": {"widths": [32], "norm": "batch"},
+        },
+        "train": {
+            "rounds": 20,
+            "batch_size": 16,
+            "lr": 0.05,
+            "momentum": 0.9,
+        },
     }
     text = tomli_w.dumps(settings)
     text = text.replace("holdout = 0.2\n", f"holdout = 0.2\n{MISSING_LINE}\n", 1)
@@ -392,6 +501,11 @@ def _experiment(path: Path, columns: Columns, is_folder: bool, suspects: Sequenc
         lines = "".join(f'# {name} = ["0"]\n' for name in suspects)
         text = text.replace("[model]\n", f"# [data.columns.missing]\n{lines}\n[model]\n", 1)
     return text
+
+
+def _lists(values: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """The values of each column as lists, which TOML can hold."""
+    return {name: list(of_column) for name, of_column in values.items()}
 
 
 def inspect_npz(path: Path, data: DataSettings) -> TableInspection:
@@ -404,10 +518,17 @@ def inspect_npz(path: Path, data: DataSettings) -> TableInspection:
     rows, counts = [], []
     for domain in bench.domains:
         values, labels = reader(data, bench).images(domain)
-        span = f"{values.min():g} to {values.max():g}, mean {values.mean():.4g}"
-        rows.append({"domain": domain, "examples": len(values), "shape": list(bench.shape), "values": span})
+        row = {
+            "domain": domain,
+            "examples": len(values),
+            "shape": list(bench.shape),
+            "values": _span(values),
+        }
+        rows.append(row)
         counts.append(np.bincount(labels, minlength=len(bench.classes)))
-    frame = pd.DataFrame(counts, index=pd.Index(bench.domains, name="domain"), columns=list(bench.classes))
+    domains = pd.Index(bench.domains, name="domain")
+    frame = pd.DataFrame(counts, index=domains, columns=list(bench.classes))
+    backbone = "cnn-1d" if len(bench.shape) == 2 else "mlp"
     settings = {
         "data": {
             "dataset": "arrays",
@@ -417,7 +538,20 @@ def inspect_npz(path: Path, data: DataSettings) -> TableInspection:
             "scale": "federated",
             "columns": dict(data.columns),
         },
-        "model": {"backbone": "cnn-1d" if len(bench.shape) == 2 else "mlp", "options": {"norm": "batch"}},
-        "train": {"rounds": 20, "batch_size": 32, "lr": 0.05, "momentum": 0.9},
+        "model": {
+            "backbone": backbone,
+            "options": {"norm": "batch"},
+        },
+        "train": {
+            "rounds": 20,
+            "batch_size": 32,
+            "lr": 0.05,
+            "momentum": 0.9,
+        },
     }
-    return TableInspection(frame, pd.DataFrame(rows), [], tomli_w.dumps(settings))
+    return TableInspection(
+        counts=frame,
+        columns=pd.DataFrame(rows),
+        problems=[],
+        experiment=tomli_w.dumps(settings),
+    )

@@ -6,7 +6,7 @@ several labels in one, numbers that are measured and not named.
 
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fedsim.data.findings import Finding, joined_names
@@ -61,10 +61,22 @@ def _row(name: str, first_row: FirstRow) -> str:
     return f", first in row {number:,}" if number else ""
 
 
+def _with_rows(counts: Counts, names: Sequence[str]) -> str:
+    """Names in order with their rows, in words: "'Cat' (rows: 1), 'cat' (rows: 20)"."""
+    return ", ".join(f"{name!r} (rows: {counts[name]:,})" for name in sorted(names))
+
+
 def visible(name: str) -> str:
     """A name as it looks: without signs that are not shown, and with a usual blank for every other one."""
-    shown = "".join(sign for sign in unicodedata.normalize("NFKC", name) if unicodedata.category(sign) != "Cf")
+    signs = unicodedata.normalize("NFKC", name)
+    shown = "".join(sign for sign in signs if unicodedata.category(sign) != "Cf")
     return " ".join(shown.split())
+
+
+def _hidden_signs(shown: str, names: Iterable[str]) -> list[str]:
+    """The sorted Unicode names of the signs that names have and what is shown of them has not."""
+    signs = set[str]().union(*names) - set(shown)
+    return sorted(unicodedata.name(sign, hex(ord(sign))) for sign in signs)
 
 
 def _hidden(counts: Counts, place: str, first_row: FirstRow) -> list[Finding]:
@@ -74,15 +86,25 @@ def _hidden(counts: Counts, place: str, first_row: FirstRow) -> list[Finding]:
         alike.setdefault(visible(name), []).append(name)
     findings = []
     for shown, names in alike.items():
-        odd = sorted((name for name in names if name != shown), key=lambda name: counts[name])
-        if not odd or (len(names) == 1 and odd[0].isprintable()):
+        odd = [name for name in names if name != shown]
+        odd.sort(key=lambda name: counts[name])
+        are_several = len(names) > 1
+        if not odd or (not are_several and odd[0].isprintable()):
             continue
         rows = sum(counts[name] for name in odd)
-        signs = sorted({unicodedata.name(sign, hex(ord(sign))) for name in odd for sign in set(name) - set(shown)})
-        text = f"{place}: {_rows(rows)} {shown!r} with {', '.join(signs)}{_row(odd[0], first_row)}"
-        if len(names) > 1:
+        signs = ", ".join(_hidden_signs(shown, odd))
+        text = f"{place}: {_rows(rows)} {shown!r} with {signs}{_row(odd[0], first_row)}"
+        if are_several:
             text += f", which makes {len(names)} names that look alike"
-        findings.append(Finding("hidden-signs", place, rows, text, "make them equal", len(names) > 1))
+        finding = Finding(
+            kind="hidden-signs",
+            where=place,
+            count=rows,
+            text=text,
+            remedy="make them equal",
+            is_grave=are_several,
+        )
+        findings.append(finding)
     return findings
 
 
@@ -94,10 +116,18 @@ def spelling_findings(counts: Counts, place: str) -> list[Finding]:
             alike.setdefault(plain(visible(name)), []).append(name)
     findings = []
     for names in alike.values():
-        if len({visible(name) for name in names}) > 1:
-            shown = ", ".join(f"{name!r} (rows: {counts[name]:,})" for name in sorted(names))
-            text = f"{place}: {shown} differ in spelling only and are {len(names)} names"
-            findings.append(Finding("spelling", place, len(names), text, "if they are one, make them equal"))
+        shown = set(map(visible, names))
+        if len(shown) < 2:
+            continue
+        text = f"{_with_rows(counts, names)} differ in spelling only and are {len(names)} names"
+        finding = Finding(
+            kind="spelling",
+            where=place,
+            count=len(names),
+            text=f"{place}: {text}",
+            remedy="if they are one, make them equal",
+        )
+        findings.append(finding)
     return findings
 
 
@@ -110,11 +140,19 @@ def _number_forms(counts: Counts, place: str, first_row: FirstRow) -> list[Findi
             forms.setdefault(number, []).append(name)
     findings = []
     for names in forms.values():
-        if len(names) > 1:
-            rare = min(names, key=lambda name: counts[name])
-            shown = ", ".join(f"{name!r} (rows: {counts[name]:,})" for name in sorted(names))
-            text = f"{place}: one number is written in {len(names)} forms, {shown}{_row(rare, first_row)}"
-            findings.append(Finding("numbers", place, counts[rare], text, "make them equal", is_grave=True))
+        if len(names) < 2:
+            continue
+        rare = min(names, key=lambda name: counts[name])
+        shown = f"{_with_rows(counts, names)}{_row(rare, first_row)}"
+        finding = Finding(
+            kind="numbers",
+            where=place,
+            count=counts[rare],
+            text=f"{place}: one number is written in {len(names)} forms, {shown}",
+            remedy="make them equal",
+            is_grave=True,
+        )
+        findings.append(finding)
     return findings
 
 
@@ -133,27 +171,42 @@ def _missing(counts: Counts, place: str, first_row: FirstRow) -> list[Finding]:
     for name in counts:
         if name not in READ_AS_EMPTY:
             continue
-        text = f"{place}: {_rows(counts[name])} {name!r}{_row(name, first_row)}, which means an empty cell elsewhere"
-        remedy = "leave these rows out, or fill them in"
-        findings.append(Finding("missing-labels", place, counts[name], text, remedy, is_grave=True))
+        rows = f"{_rows(counts[name])} {name!r}{_row(name, first_row)}"
+        finding = Finding(
+            kind="missing-labels",
+            where=place,
+            count=counts[name],
+            text=f"{place}: {rows}, which means an empty cell elsewhere",
+            remedy="leave these rows out, or fill them in",
+            is_grave=True,
+        )
+        findings.append(finding)
     return findings
 
 
 def _several(counts: Counts, place: str) -> list[Finding]:
     """A grave finding where labels are made of other labels, as 'edema|mass' is of 'edema' and 'mass'."""
     for separator in SEPARATORS:
-        parts = {name: [part.strip() for part in name.split(separator)] for name in counts if separator in name}
-        combined = {name: of_name for name, of_name in parts.items() if all(of_name)}
-        composed = [name for name, of_name in combined.items() if all(part in counts for part in of_name)]
-        if composed or _are_combined_anew(list(combined.values())):
-            rows = sum(counts[name] for name in combined)
-            shown = joined_names(sorted(composed or combined, key=lambda name: -counts[name]), 3)
-            text = (
-                f"{place}: {_rows(rows)} several labels in one, such as {shown}, and each combination is a class "
-                "of its own"
-            )
-            remedy = "an image with several labels is the task 'multi-label'"
-            return [Finding("multi-label", place, rows, text, remedy, is_grave=True)]
+        combined: dict[str, list[str]] = {}
+        for name in counts:
+            labels = [label.strip() for label in name.split(separator)]
+            if len(labels) > 1 and all(labels):
+                combined[name] = labels
+        of_others = [name for name, labels in combined.items() if set(labels) <= counts.keys()]
+        if not of_others and not _are_combined_anew(list(combined.values())):
+            continue
+        rows = sum(counts[name] for name in combined)
+        frequent = sorted(of_others or combined, key=lambda name: -counts[name])
+        examples = f"{_rows(rows)} several labels in one, such as {joined_names(frequent, 3)}"
+        finding = Finding(
+            kind="multi-label",
+            where=place,
+            count=rows,
+            text=f"{place}: {examples}, and each combination is a class of its own",
+            remedy="an image with several labels is the task 'multi-label'",
+            is_grave=True,
+        )
+        return [finding]
     return []
 
 
@@ -163,7 +216,9 @@ def _are_combined_anew(combined: Sequence[Sequence[str]]) -> bool:
     for parts in combined:
         for place, part in enumerate(parts):
             places.setdefault(part, set()).add(place)
-    return len(combined) >= max(len(places), 2) and any(len(of_part) > 1 for of_part in places.values())
+    if len(combined) < max(len(places), 2):
+        return False
+    return any(len(of_part) > 1 for of_part in places.values())
 
 
 def _measured(counts: Counts, place: str) -> list[Finding]:
@@ -175,21 +230,35 @@ def _measured(counts: Counts, place: str) -> list[Finding]:
     has_fractions = any(number % 1 for number in numbers if number is not None)
     if not has_fractions and rows >= FEW_ROWS * len(numbers):
         return []
-    text = f"{place}: the labels are {len(numbers):,} different numbers in {rows:,} rows, each a class of its own"
-    remedy = "a measured value is the task 'regression'; for classes, write the name of a range"
-    return [Finding("continuous", place, rows, text, remedy, is_grave=True)]
+    finding = Finding(
+        kind="continuous",
+        where=place,
+        count=rows,
+        text=f"{place}: the labels are {len(numbers):,} different numbers in {rows:,} rows, each a class of its own",
+        remedy="a measured value is the task 'regression'; for classes, write the name of a range",
+        is_grave=True,
+    )
+    return [finding]
 
 
 def _below_zero(counts: Counts, place: str, first_row: FirstRow) -> list[Finding]:
     """A finding where one label is a negative number and the others, two at least, are numbers from 0 on."""
-    numbers = {name: number for name in counts if (number := _number(name)) is not None}
-    negative = [name for name, number in numbers.items() if number < 0]
-    if len(negative) != 1 or len(numbers) < max(3, len(counts)):
+    numbers = [_number(name) for name in counts]
+    if len(numbers) < 3 or None in numbers:
+        return []
+    negative = [name for name in counts if float(name) < 0]
+    if len(negative) != 1:
         return []
     [name] = negative
-    text = f"{place}: {_rows(counts[name])} {name!r}{_row(name, first_row)}, the only number below 0, as a class"
-    remedy = "if it marks what is not known, leave these rows out"
-    return [Finding("below-zero", place, counts[name], text, remedy)]
+    rows = f"{_rows(counts[name])} {name!r}{_row(name, first_row)}"
+    finding = Finding(
+        kind="below-zero",
+        where=place,
+        count=counts[name],
+        text=f"{place}: {rows}, the only number below 0, as a class",
+        remedy="if it marks what is not known, leave these rows out",
+    )
+    return [finding]
 
 
 def class_findings(counts: Mapping[str, Counts], place: str) -> list[Finding]:
@@ -197,19 +266,33 @@ def class_findings(counts: Mapping[str, Counts], place: str) -> list[Finding]:
 
     They are domains that lack a class which others have, and labels that are the numbers 0, 1, 2 and so on.
     """
-    classes = {name for of_domain in counts.values() for name, count in of_domain.items() if count}
+    classes: set[str] = set()
+    for of_domain in counts.values():
+        classes.update(name for name, count in of_domain.items() if count)
     ordered = sorted(classes, key=lambda name: (len(name), name))
     findings = []
     for domain, of_domain in counts.items():
         absent = [name for name in ordered if not of_domain.get(name)]
-        if absent:
-            text = f"{domain}: no row has the class {joined_names(absent, 10)}, which other domains have"
-            remedy = "a domain can neither teach nor test a class that it lacks"
-            findings.append(Finding("absent-classes", domain, len(absent), text, remedy))
-    if len(ordered) in GRADES and ordered == [str(number) for number in range(len(ordered))]:
-        text = f"{place}: the classes are the numbers 0 to {len(ordered) - 1}, perhaps grades, of which each is a class"
-        remedy = "where only some against all others count, write a column with two names of classes"
-        findings.append(Finding("grades", place, len(ordered), text, remedy))
+        if not absent:
+            continue
+        finding = Finding(
+            kind="absent-classes",
+            where=domain,
+            count=len(absent),
+            text=f"{domain}: no row has the class {joined_names(absent, 10)}, which other domains have",
+            remedy="a domain can neither teach nor test a class that it lacks",
+        )
+        findings.append(finding)
+    numbers = [str(number) for number in range(len(ordered))]
+    if ordered == numbers and len(numbers) in GRADES:
+        finding = Finding(
+            kind="grades",
+            where=place,
+            count=len(numbers),
+            text=f"{place}: the classes are the numbers 0 to {numbers[-1]}, perhaps grades, of which each is a class",
+            remedy="where only some against all others count, write a column with two names of classes",
+        )
+        findings.append(finding)
     return findings
 
 
@@ -220,8 +303,9 @@ def one_hot(rows: "pd.DataFrame") -> tuple[list[str], bool]:
     """
     names = []
     for name in rows.columns:
-        values = set(rows[name].astype(str).str.strip().unique())
-        if values and all(_number(value) in (0, 1) for value in values) and len(values) > 1:
+        texts = rows[name].astype(str).str.strip()
+        values = set(texts.unique())
+        if len(values) > 1 and all(_number(value) in (0, 1) for value in values):
             names.append(str(name))
     if len(names) < 2:
         return [], False
@@ -234,12 +318,11 @@ def one_hot_hint(rows: "pd.DataFrame") -> str:
     names, is_one = one_hot(rows)
     if not names:
         return ""
+    columns = f"{joined_names(names)} hold 0 and 1"
     if is_one:
-        return (
-            f"; {joined_names(names)} hold 0 and 1, one 1 in a row: write the name of the column with the 1 into one "
-            "column of labels"
-        )
-    return f"; {joined_names(names)} hold 0 and 1, several 1 in a row: this is the task 'multi-label'"
+        remedy = "write the name of the column with the 1 into one column of labels"
+        return f"; {columns}, one 1 in a row: {remedy}"
+    return f"; {columns}, several 1 in a row: this is the task 'multi-label'"
 
 
 def count_names(names: Sequence[object]) -> Counts:

@@ -35,19 +35,27 @@ def classes_on_disk(data: DataSettings, bench: Benchmark) -> Benchmark:
     DomainNet and its parts have many names, which are equal in every copy.
     """
     for folder in places(data, bench):
-        present = [name for domain in bench.domains if (name := matching(domain, subfolders(folder)))]
+        folders = subfolders(folder)
+        matches = [matching(domain, folders) for domain in bench.domains]
+        present = [name for name in matches if name]
         if present:
             break
     else:
         root = data_root(data)
-        raise UserError(f"{bench.title}: no domain folder ({', '.join(bench.domains)}) in {root}{read_from(root)}; "
-                        "set data.root or $FEDSIM_DATA")  # fmt: skip
-    classes = sorted({name for domain in present for name in names_in(folder / domain)})
+        domains = ", ".join(bench.domains)
+        raise UserError(
+            f"{bench.title}: no domain folder ({domains}) in {root}{read_from(root)}; set data.root or $FEDSIM_DATA"
+        )
+    classes: set[str] = set()
+    for name in present:
+        classes.update(names_in(folder / name))
     expected = len(bench.classes)
     if len(classes) != expected:
-        raise UserError(f"{bench.title}: {len(classes)} class folders in {folder}, and the data set has {expected}; "
-                        "use data.dataset = 'folder' for a part of it")  # fmt: skip
-    return replace(bench, classes=tuple(classes))
+        raise UserError(
+            f"{bench.title}: {len(classes)} class folders in {folder}, and the data set has {expected}; "
+            "use data.dataset = 'folder' for a part of it"
+        )
+    return replace(bench, classes=tuple(sorted(classes)))
 
 
 class PublishedRows(ImageTree):
@@ -58,12 +66,15 @@ class PublishedRows(ImageTree):
 
     def folder(self) -> Path:
         """Where the data set lies: the data root, or a folder below it called as the data set."""
-        for folder in places(self.data, self.found):
+        bench = self.found
+        for folder in places(self.data, bench):
             if (folder / self.root).exists():
                 return folder
-        root, bench = data_root(self.data), self.found
-        raise UserError(f"{bench.title}: no {self.root!r} in {root} or in a folder {bench.folder[0]!r} below it"
-                        f"{read_from(root)}; set data.root or $FEDSIM_DATA to where the data set is")  # fmt: skip
+        root = data_root(self.data)
+        raise UserError(
+            f"{bench.title}: no {self.root!r} in {root} or in a folder {bench.folder[0]!r} below it"
+            f"{read_from(root)}; set data.root or $FEDSIM_DATA to where the data set is"
+        )
 
     def find(self) -> None:
         """The data set's folder must be there."""
@@ -76,22 +87,30 @@ class PublishedRows(ImageTree):
     def listing(self, domain: str) -> Listing:
         """Files and labels of a domain; UserError when there are none."""
         rows = self._sorted(domain)
-        return Listing(self.folder(), tuple(row.path for row in rows), np.array([row.label for row in rows], np.int64))
+        files = tuple(row.path for row in rows)
+        labels = np.array([row.label for row in rows], np.int64)
+        return Listing(self.folder(), files, labels)
 
     def listed(self, domain: str, part: str) -> np.ndarray | None:
         """Indices of the images of a published part."""
-        chosen = np.array([index for index, row in enumerate(self._sorted(domain)) if row.part == part], np.int64)
+        parts = np.array([row.part for row in self._sorted(domain)])
+        chosen = np.flatnonzero(parts == part)
         return chosen if len(chosen) else None
 
     def groups(self, domain: str) -> np.ndarray | None:
         """With data.group = "patient" the numbers int64 [N] of the patients, where the data set names them."""
-        patients = [row.patient for row in self._sorted(domain)] if self.data.group == "patient" else [""]
-        return numbers_of_groups(patients) if all(patients) else Reader.groups(self, domain)
+        if self.data.group == "patient":
+            patients = [row.patient for row in self._sorted(domain)]
+            if all(patients):
+                return numbers_of_groups(patients)
+        return Reader.groups(self, domain)
 
     def findings(self) -> list[Finding]:
         """A finding where images have patients, any of these has two images, and they are split by image."""
+        if self.data.group:
+            return []
         patients: set[str] = set()
-        for domain in self.found.domains if not self.data.group else ():
+        for domain in self.found.domains:
             patients |= with_repeats(row.patient for row in self.rows(domain))
         if not patients:
             return []
@@ -111,11 +130,13 @@ class PublishedRows(ImageTree):
 
     def _sorted(self, domain: str) -> list[ImageRow]:
         rows = sorted(self.rows(domain), key=lambda row: (row.label, row.path))
+        title = self.found.title
         if not rows:
-            raise UserError(f"{self.found.title}: no image of domain {domain!r} in {self.folder()}")
-        if self.found.counts and len(rows) < self.found.counts[domain]:
-            raise UserError(f"{self.found.title} {domain} is incomplete in {self.folder()}: {len(rows):,} of "
-                            f"{self.found.counts[domain]:,} images; copy the data set again")  # fmt: skip
+            raise UserError(f"{title}: no image of domain {domain!r} in {self.folder()}")
+        expected = self.found.counts[domain] if self.found.counts else 1
+        if len(rows) < expected:
+            present = f"{len(rows):,} of {expected:,} images"
+            raise UserError(f"{title} {domain} is incomplete in {self.folder()}: {present}; copy the data set again")
         return rows
 
     def below(self, folder: Path, label: int, part: str = "") -> Iterator[ImageRow]:
@@ -124,7 +145,8 @@ class PublishedRows(ImageTree):
         for parent, names in walk(folder):
             for name in names:
                 if is_image(name):
-                    yield ImageRow(os.path.relpath(Path(parent, name), root), label, part)
+                    path = os.path.relpath(Path(parent, name), root)
+                    yield ImageRow(path, label, part)
 
 
 class DigitsDG(PublishedRows):
@@ -140,8 +162,10 @@ class DigitsDG(PublishedRows):
                 raise UserError(f"{self.found.title}: no folder {folder}; unpack the archive again")
             for sub in subfolders(folder):
                 name_of_class = matching(sub, self.found.classes)
-                if name_of_class is not None:
-                    yield from self.below(folder / sub, self.found.classes.index(name_of_class), part)
+                if name_of_class is None:
+                    continue
+                label = self.found.classes.index(name_of_class)
+                yield from self.below(folder / sub, label, part)
 
 
 class VLCS(PublishedRows):
@@ -159,14 +183,23 @@ class VLCS(PublishedRows):
         "SUN09": "SUN",
         "VOC2007": "PASCAL",
     }
-    parts: ClassVar[dict[str, str]] = {"train": "train", "crossval": "validation", "test": "test"}
+    parts: ClassVar[dict[str, str]] = {
+        "train": "train",
+        "crossval": "validation",
+        "test": "test",
+    }
 
     @functools.cached_property
     def _root_of_parts(self) -> Path | None:
         """The folder of the other distribution; None where it is not there."""
-        for folder in places(self.data, self.found) if data_root(self.data).is_dir() else ():
-            name = matching(next(iter(self.folders.values())), subfolders(folder))
-            if name is not None and set(self.parts) <= set(subfolders(folder / name)):
+        if not data_root(self.data).is_dir():
+            return None
+        first = next(iter(self.folders.values()))
+        for folder in places(self.data, self.found):
+            name = matching(first, subfolders(folder))
+            if name is None:
+                continue
+            if self.parts.keys() <= set(subfolders(folder / name)):
                 return folder
         return None
 
@@ -199,10 +232,13 @@ class VLCS(PublishedRows):
 
     def rows(self, domain: str) -> Iterator[ImageRow]:
         """The images of all parts of a domain; UserError for a folder that is none of the classes."""
+        root = self.folder()
+        name_of_domain = matching(self.folders[domain], subfolders(root))
         for sub, part in self.parts.items():
-            folder = self.folder() / str(matching(self.folders[domain], subfolders(self.folder()))) / sub
+            folder = root / str(name_of_domain) / sub
             for name in subfolders(folder):
-                yield from self.below(folder / name, self._label_of(folder, name), part)
+                label = self._label_of(folder, name)
+                yield from self.below(folder / name, label, part)
 
     def _label_of(self, folder: Path, name: str) -> int:
         """The index of a class by its folder, which is called like it or has its number."""
@@ -210,9 +246,12 @@ class VLCS(PublishedRows):
         numbers = list(map(str, range(len(classes))))
         if name in numbers:
             return numbers.index(name)
-        if (class_name := matching(name, classes)) is None:
-            raise UserError(f"{self.found.title}: {folder / name} is none of the classes {', '.join(classes)}, which "
-                            "may be numbered from 0")  # fmt: skip
+        class_name = matching(name, classes)
+        if class_name is None:
+            raise UserError(
+                f"{self.found.title}: {folder / name} is none of the classes {', '.join(classes)}, which "
+                "may be numbered from 0"
+            )
         return classes.index(class_name)
 
 
@@ -224,21 +263,26 @@ class OfficeCaltechHome(PublishedRows):
 
     def rows(self, domain: str) -> Iterator[ImageRow]:
         """Images of a domain's folder, whichever spelling its class folders have; all eight classes must be there."""
-        name = matching(domain, subfolders(self.folder()))
+        root = self.folder()
+        name = matching(domain, subfolders(root))
         if name is None:
-            raise UserError(f"{self.found.title}: no folder of domain {domain!r} in {self.folder()}")
-        missing, unknown = set(self.found.classes), []
-        for sub in subfolders(self.folder() / name):
-            name_of_class = matching(self.names.get(plain(sub), sub), self.found.classes)
+            raise UserError(f"{self.found.title}: no folder of domain {domain!r} in {root}")
+        folder = root / name
+        classes = self.found.classes
+        missing = set(classes)
+        unknown = []
+        for sub in subfolders(folder):
+            name_of_class = matching(self.names.get(plain(sub), sub), classes)
             if name_of_class is None:
                 unknown.append(sub)
                 continue
             missing.discard(name_of_class)
-            yield from self.below(self.folder() / name / sub, self.found.classes.index(name_of_class))
+            yield from self.below(folder / sub, classes.index(name_of_class))
         if missing:
+            others = ", ".join(unknown[:5]) or "none"
             raise UserError(
-                f"{self.found.title}: {self.folder() / name} has no folder of class {min(missing)!r}; folders of other "
-                f"names: {', '.join(unknown[:5]) or 'none'}; rename the one that is meant"
+                f"{self.found.title}: {folder} has no folder of class {min(missing)!r}; folders of other names: "
+                f"{others}; rename the one that is meant"
             )
 
 
@@ -254,7 +298,9 @@ class Camelyon17(PublishedRows):
 
     def rows(self, domain: str) -> Iterator[ImageRow]:
         """Patches of one hospital."""
-        yield from _patches(self.folder() / self.root, (self.folder() / self.root).stat().st_mtime_ns).get(domain, [])
+        file = self.folder() / self.root
+        version = file.stat().st_mtime_ns
+        yield from _patches(file, version).get(domain, [])
 
 
 WHOLE_PARTS = {1: "validation", 2: "test"}  # hospitals that are a part of WILDS's official split as a whole
@@ -262,7 +308,8 @@ WHOLE_PARTS = {1: "validation", 2: "test"}  # hospitals that are a part of WILDS
 
 @functools.lru_cache(maxsize=2)
 def _patches(file: Path, version: int) -> dict[str, list[ImageRow]]:
-    types = {"patient": str, "node": int, "x_coord": int, "y_coord": int, "tumor": int, "center": int, "split": int}
+    numbers = ("node", "x_coord", "y_coord", "tumor", "center", "split")
+    types = {"patient": str, **dict.fromkeys(numbers, int)}
     try:
         table = pd.read_csv(file, usecols=list(types), dtype=types)
     except ValueError as error:
@@ -270,9 +317,11 @@ def _patches(file: Path, version: int) -> dict[str, list[ImageRow]]:
     rows: dict[str, list[ImageRow]] = {}
     for row in table.itertuples(index=False):
         slide = f"patient_{row.patient.zfill(3)}_node_{row.node}"
-        path = f"patches/{slide}/patch_{slide}_x_{row.x_coord}_y_{row.y_coord}.png"
+        corner = f"x_{row.x_coord}_y_{row.y_coord}"
+        path = f"patches/{slide}/patch_{slide}_{corner}.png"
         part = WHOLE_PARTS.get(row.center) or ("validation" if row.split else "train")
-        rows.setdefault(f"hospital_{row.center}", []).append(ImageRow(path, row.tumor, part, row.patient))
+        patch = ImageRow(path, row.tumor, part, row.patient)
+        rows.setdefault(f"hospital_{row.center}", []).append(patch)
     return rows
 
 
@@ -292,5 +341,8 @@ class FedISIC(PublishedRows):
             table = pd.read_csv(file, usecols=["image", "target", "center", "fold"])
         except ValueError as error:
             raise UserError(f"{file} is not Fed-ISIC2019's split ({str(error)[:100]})") from None
-        for row in table[table["center"] == int(domain.removeprefix("center_"))].itertuples(index=False):
-            yield ImageRow(f"{self.inputs}/{row.image}.jpg", int(row.target), str(row.fold))
+        center = int(domain.removeprefix("center_"))
+        of_center = table[table["center"] == center]
+        for row in of_center.itertuples(index=False):
+            path = f"{self.inputs}/{row.image}.jpg"
+            yield ImageRow(path, int(row.target), str(row.fold))

@@ -28,7 +28,8 @@ Tree = dict[str, dict[str, list[str]]]  # {domain: {class: its folders, as seen 
 def levels_of(data: DataSettings) -> tuple[str, ...]:
     """The levels that the settings name, from the root on; UserError unless both of `USUAL` are there, once each."""
     levels = tuple(data.levels.split("/")) if data.levels else USUAL
-    if any(levels.count(name) != 1 for name in USUAL) or not all(levels):
+    has_both = all(levels.count(name) == 1 for name in USUAL)
+    if not has_both or not all(levels):
         raise UserError(
             f"data.levels = {data.levels!r} must have domain and class once each, between them / and for other levels "
             "* or a folder's name, such as 'domain/*/class'"
@@ -59,8 +60,10 @@ def _descend(root: Path, levels: tuple[str, ...], names: Mapping[str, str], belo
     for sub in subfolders(folder):
         if is_named and same(level, [sub]) is None:
             continue
-        of_level = {level: composed(sub)} if level in USUAL else {}
-        _descend(root, tuple(deeper), {**names, **of_level}, str(Path(below, sub)), tree)
+        names_below = dict(names)
+        if level in USUAL:
+            names_below[level] = composed(sub)
+        _descend(root, tuple(deeper), names_below, str(Path(below, sub)), tree)
 
 
 def refuse_unclear_levels(root: Path, data: DataSettings) -> None:
@@ -109,14 +112,20 @@ def _complete(root: Path, tree: Tree) -> str:
     for name, inside in files.items():
         others = [files[other] for other in files if other != name]
         together = set().union(*others)
-        if together and together <= inside and not any(inside <= other for other in others):
+        has_all = together and together <= inside
+        is_copied = any(inside <= other for other in others)
+        if has_all and not is_copied:
             return f": {name!r} has the files of all others in {domain!r}, so that 'domain/{name}/class' has each once"
     return ""
 
 
 def _files_below(folder: Path) -> set[str]:
     """The paths of the files below a folder, as seen from it."""
-    return {os.path.relpath(Path(parent, name), folder) for parent, _, names in os.walk(folder) for name in names}
+    paths = set()
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            paths.add(os.path.relpath(Path(parent, name), folder))
+    return paths
 
 
 def split_domains(domains: Iterable[str], where: object, remedy: str) -> list[Finding]:
@@ -131,10 +140,16 @@ def split_domains(domains: Iterable[str], where: object, remedy: str) -> list[Fi
             alike.setdefault(re.sub(r"[\W_]+", "", rest), []).append(name)
     findings = []
     for names in alike.values():
-        if len(names) >= LEAST_NAMES:
-            text = (
-                f"{where}: the domains {joined_names(names)} are called like parts of one split, so that an unseen one "
-                "would be data of a domain that trains"
-            )
-            findings.append(Finding("split-domains", str(where), len(names), text, remedy, is_grave=True))
+        if len(names) < LEAST_NAMES:
+            continue
+        shown = f"the domains {joined_names(names)} are called like parts of one split"
+        finding = Finding(
+            kind="split-domains",
+            where=str(where),
+            count=len(names),
+            text=f"{where}: {shown}, so that an unseen one would be data of a domain that trains",
+            remedy=remedy,
+            is_grave=True,
+        )
+        findings.append(finding)
     return findings

@@ -23,7 +23,11 @@ PARTS = {
     "test": "test",
     "id_test": "test",
 }
-WORDS = {"train": ("train",), "validation": ("crossval", "val"), "test": ("test",)}
+WORDS = {
+    "train": ("train",),
+    "validation": ("crossval", "val"),
+    "test": ("test",),
+}
 
 
 def reads_lists(data: DataSettings) -> bool:
@@ -44,7 +48,8 @@ def list_file(data: DataSettings, domain: str, part: str) -> Path | None:
     """The file DOMAIN_train*.txt (DOMAIN_crossval*.txt or DOMAIN_val*.txt, DOMAIN_test*.txt); None without one."""
     files = sorted(list_folder(data).glob("*.txt"))
     for word in WORDS[part]:
-        matches = [file for file in files if composed(file.name).casefold().startswith(f"{domain}_{word}".casefold())]
+        start = f"{domain}_{word}".casefold()
+        matches = [file for file in files if composed(file.name).casefold().startswith(start)]
         if len(matches) > 1:
             raise UserError(f"{matches[0].parent}: several lists {domain}_{word}*.txt; keep one")
         if matches:
@@ -63,7 +68,11 @@ def text_of(file: Path) -> str:
 
 
 def listed(
-    data: DataSettings, domain: str, part: str, listing: Listing, domains: Sequence[str] = ()
+    data: DataSettings,
+    domain: str,
+    part: str,
+    listing: Listing,
+    domains: Sequence[str] = (),
 ) -> np.ndarray | None:
     """Sorted indices into the listing of the images that a list names; None when there is no list.
 
@@ -82,13 +91,14 @@ def listed(
         if not line.strip():
             continue
         path = _path_of(line.strip())
+        place = f"{file}, line {number}: {path!r}"
         folders, position = _position_of(path, index)
         if position is None:
-            raise UserError(f"{file}, line {number}: {path!r} is none of the images of {domain} in {listing.folder}")
+            raise UserError(f"{place} is none of the images of {domain} in {listing.folder}")
         if folders & all_folders and not folders & of_domain:
-            raise UserError(f"{file}, line {number}: {path!r} is an image of another domain than {domain}; correct it")
+            raise UserError(f"{place} is an image of another domain than {domain}; correct it")
         if position in lines:
-            raise UserError(f"{file}, line {number}: {path!r} was named in line {lines[position]} already")
+            raise UserError(f"{place} was named in line {lines[position]} already")
         lines[position] = number
     return np.array(sorted(lines), dtype=np.int64)
 
@@ -96,14 +106,16 @@ def listed(
 def _path_of(line: str) -> str:
     """The path in a line of a list, without the label that may follow it."""
     head, _, label = line.rpartition(" ")
-    return composed(head.strip() if head and label.isdecimal() else line)
+    has_label = head and label.isdecimal()
+    return composed(head.strip() if has_label else line)
 
 
 def _position_of(path: str, index: Mapping[str, int]) -> tuple[set[str], int | None]:
     """(the folders of a path above the part that names an image, the image's position); None when no part does."""
     parts = path.replace("\\", "/").split("/")
     for start in range(len(parts)):
-        position = index.get("/".join(parts[start:]))
+        name = "/".join(parts[start:])
+        position = index.get(name)
         if position is not None:
             return {plain(folder) for folder in parts[:start]}, position
     return set(), None

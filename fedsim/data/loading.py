@@ -7,11 +7,20 @@ import numpy as np
 
 from fedsim.common.errors import UserError
 from fedsim.common.lists import first_few
-from fedsim.data.benchmarks import benchmark, resolve_domain
-from fedsim.data.client_data import ClientData, Split, clients_of, domain_of, joined, unless_square
+from fedsim.data.benchmarks import benchmark, resolve_domain, resolve_target
+from fedsim.data.client_data import (
+    ClientData,
+    FullSplit,
+    Split,
+    clients_of,
+    domain_of,
+    entries_at,
+    joined,
+    unless_square,
+)
 from fedsim.data.findings import Finding
 from fedsim.data.groups import adapting_groups, groups_of, partition_groups
-from fedsim.data.holdout import chosen_groups, hold_out, refuse_few, split_pool, take_test, use_fraction, whole_split
+from fedsim.data.holdout import hold_out, refuse_few, split_pool, stream_of, take_test, use_fraction, whole_split
 from fedsim.data.mixing import check_mix, dealt_names, load_mixed
 from fedsim.data.reader import Images, Reader, read_groups, read_images, reader
 from fedsim.data.row import Benchmark
@@ -27,8 +36,12 @@ def client_names(data: DataSettings, target: str, bench: Benchmark | None = None
     """
     sources = source_domains(data, target, bench)
     if data.clients:
-        return dealt_names(reader(data, bench or benchmark(data)), sources)
-    return [client for domain in sources for client in clients_of(domain, data.clients_per_domain)]
+        read = reader(data, bench or benchmark(data))
+        return dealt_names(read, sources)
+    names = []
+    for domain in sources:
+        names += clients_of(domain, data.clients_per_domain)
+    return names
 
 
 def unseen_domains(data: DataSettings) -> list[str]:
@@ -46,11 +59,12 @@ def held_out(data: DataSettings, bench: Benchmark) -> str:
 def source_domains(data: DataSettings, target: str, bench: Benchmark | None = None) -> list[str]:
     """The domains that are trained on, sorted: all except `target` and the one that `run.validation_domain` holds out.
 
-    Reads no images. `bench`: the facts of the data set, where they are known already. Raises UserError when `target` is
-    not a domain, or when no domain is left.
+    With NO_TARGET as `target` none is left out as unseen. Reads no images. `bench`: the facts of the data set, where
+    they are known already. Raises UserError when `target` is not a domain, or when no domain is left.
     """
     bench = bench or benchmark(data)
-    unseen, selecting = resolve_domain(bench, target), held_out(data, bench)
+    unseen = resolve_target(bench, target)
+    selecting = held_out(data, bench)
     sources = [domain for domain in bench.domains if domain not in (unseen, selecting)]
     if not sources:
         without = f"without {selecting!r}, {unseen!r}" if selecting else repr(unseen)
@@ -63,7 +77,12 @@ def find_data(data: DataSettings, bench: Benchmark | None = None) -> None:
     reader(data, bench or benchmark(data)).find()
 
 
-def load_client(data: DataSettings, client: str, target: str = "", bench: Benchmark | None = None) -> ClientData:
+def load_client(
+    data: DataSettings,
+    client: str,
+    target: str = "",
+    bench: Benchmark | None = None,
+) -> ClientData:
     """The data of one client ("photo" or "photo/1"), split into training and validation by the seed of splits.
 
     It loads the client's own domain only. With data.mix or data.clients above 0 it loads all source domains, and needs
@@ -73,13 +92,16 @@ def load_client(data: DataSettings, client: str, target: str = "", bench: Benchm
     domain = resolve_domain(bench, domain_of(client))
     if data.clients:
         return _load_dealt(data, client, target, bench)
-    if data.clients_per_domain == 1 and client != domain_of(client):
+    index = 0
+    if data.clients_per_domain > 1:
+        index = _client_index(data, client)
+    elif client != domain_of(client):
         raise UserError(f"no client {client!r}: data.clients_per_domain is 1, so the client is called {domain!r}")
-    index = _client_index(data, client) if data.clients_per_domain > 1 else 0
     read = reader(data, bench)
     if data.mix:
         sources = source_domains(data, target, bench)
-        return load_mixed(read, client, sources.index(domain) * data.clients_per_domain + index, sources)
+        place = sources.index(domain) * data.clients_per_domain + index
+        return load_mixed(read, client, place, sources)
     images, labels = read_images(read, domain)
     train, validation, test = _own_split(read, client, domain, index, labels)
     images = _own_scale(read, domain, images, train)
@@ -98,17 +120,28 @@ def load_client(data: DataSettings, client: str, target: str = "", bench: Benchm
     )
 
 
-def _load_dealt(data: DataSettings, client: str, target: str, bench: Benchmark) -> ClientData:
+def _load_dealt(
+    data: DataSettings,
+    client: str,
+    target: str,
+    bench: Benchmark,
+) -> ClientData:
     """The data of a client where `data.clients` says how many there are; UserError for one that is not among them."""
     names = client_names(data, target, bench)
     if client not in names:
         raise UserError(f"no client {client!r}: with data.clients = {data.clients} the clients are {first_few(names)}")
-    return load_mixed(reader(data, bench), client, names.index(client), source_domains(data, target, bench))
+    read = reader(data, bench)
+    sources = source_domains(data, target, bench)
+    return load_mixed(read, client, names.index(client), sources)
 
 
 def _own_split(
-    read: Reader, client: str, domain: str, index: int, labels: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    read: Reader,
+    client: str,
+    domain: str,
+    index: int,
+    labels: np.ndarray,
+) -> FullSplit:
     """(train, validation, test) indices of a client among its domain's images with these labels.
 
     `index` is its number there. The test is empty without `data.source_test`.
@@ -116,22 +149,38 @@ def _own_split(
     Raises UserError when these are too few.
     """
     data = read.data
-    stream = data.seed_of_splits, read.found.environment(domain)
     if data.clients_per_domain == 1 or data.split == "lists":
-        train, validation = whole_split(read, domain, labels)
+        split = whole_split(read, domain, labels)
     else:
-        groups = read_groups(read, domain, len(labels))
-        of_kind = data.classes_per_client if data.partition == "classes" else data.alpha
-        drawn = data.partition, data.clients_per_domain, of_kind
-        keys = _SameArray(labels), None if groups is None else _SameArray(groups)
-        pool = _pools(*keys, data.fraction, drawn, stream)[index]
-        split = split_pool(data, labels[pool], chosen_groups(groups, pool), seed_hash(*stream, index), client)
-        train, validation = (pool[part] for part in split)
-    change = "data.holdout, data.fraction or data.clients_per_domain" if data.split != "lists" else "its lists"
-    seed = seed_hash(*stream, index, "source test")
-    train, validation, test = take_test(read, domain, labels, (train, validation), seed, client)
+        split = _split_of_part(read, client, domain, index, labels)
+    seed = seed_hash(*stream_of(read, domain), index, "source test")
+    train, validation, test = take_test(read, domain, labels, split, seed, client)
+    change = "its lists" if data.split == "lists" else "data.holdout, data.fraction or data.clients_per_domain"
     refuse_few(client, len(train), len(validation), change)
     return train, validation, test
+
+
+def _split_of_part(
+    read: Reader,
+    client: str,
+    domain: str,
+    index: int,
+    labels: np.ndarray,
+) -> Split:
+    """(train, validation) indices of one of several clients of a domain, in its part of the images."""
+    data = read.data
+    stream = stream_of(read, domain)
+    groups = read_groups(read, domain, len(labels))
+    of_kind = data.classes_per_client if data.partition == "classes" else data.alpha
+    pools = _pools(
+        _SameArray(labels),
+        None if groups is None else _SameArray(groups),
+        data.fraction,
+        (data.partition, data.clients_per_domain, of_kind),
+        stream,
+    )
+    seed = seed_hash(*stream, index)
+    return split_pool(data, labels, groups, pools[index], seed, client)
 
 
 def split_of_domain(read: Reader, domain: str, labels: np.ndarray) -> Split:
@@ -140,13 +189,15 @@ def split_of_domain(read: Reader, domain: str, labels: np.ndarray) -> Split:
     Images for validation and those of `data.source_test` are held out.
     """
     names = clients_of(domain, read.data.clients_per_domain)
-    parts = [_own_split(read, name, domain, index, labels) for index, name in enumerate(names)]
-    train, validation, test = map(np.concatenate, zip(*parts))
-    return train, np.concatenate([validation, test])
+    splits = [_own_split(read, name, domain, index, labels) for index, name in enumerate(names)]
+    train, validation, test = zip(*splits)
+    return np.concatenate(train), np.concatenate([*validation, *test])
 
 
 def load_target(
-    data: DataSettings, domain: str, bench: Benchmark | None = None
+    data: DataSettings,
+    domain: str,
+    bench: Benchmark | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Images uint8 [N,C,H,W], labels int64 [N] and the tested indices int64 [n] of the unseen domain.
 
@@ -158,15 +209,7 @@ def load_target(
     domain = resolve_domain(bench, domain)
     read = reader(data, bench)
     images, labels = read_whole(read, domain)
-    groups = _groups_of_target(read, domain, len(labels))
-    environment, split_seed = bench.environment(domain), data.seed_of_splits
-    indices = use_fraction(labels, groups, data.fraction, seed_hash(split_seed, environment, "fraction"))
-    if data.test_split == "in":
-        pool = chosen_groups(groups, indices)
-        inside, _ = hold_out(labels[indices], pool, data.holdout, seed_hash(split_seed, environment), domain)
-        indices = indices[inside]
-    if data.test_split == "list":
-        indices = read.required(domain, "test")
+    indices = _test_indices(read, domain, labels)
     if domain != held_out(data, bench):
         adapted = adaptation_indices(read, domain, len(images))
         indices = indices[~np.isin(indices, adapted)]
@@ -176,13 +219,39 @@ def load_target(
     return images, labels, indices
 
 
+def _test_indices(read: Reader, domain: str, labels: np.ndarray) -> np.ndarray:
+    """The indices int64 [n] of an unseen domain's images that `data.test_split` and `data.fraction` choose."""
+    data = read.data
+    stream = stream_of(read, domain)
+    groups = _groups_of_target(read, domain, len(labels))
+    if data.test_split == "list":
+        return read.required(domain, "test")
+    indices = use_fraction(labels, groups, data.fraction, seed_hash(*stream, "fraction"))
+    if data.test_split == "all":
+        return indices
+    inside, _ = hold_out(
+        labels[indices],
+        entries_at(groups, indices),
+        data.holdout,
+        seed_hash(*stream),
+        domain,
+    )
+    return indices[inside]
+
+
 def read_whole(read: Reader, domain: str) -> Images:
     """The images and labels of a domain on which nothing trains; with data.scale = "site" scaled by its own rows."""
     images, labels = read_images(read, domain, read.found.test_apart)
-    return _own_scale(read, domain, images, np.arange(len(images))), labels
+    rows = np.arange(len(images))
+    return _own_scale(read, domain, images, rows), labels
 
 
-def _own_scale(read: Reader, domain: str, values: np.ndarray, rows: np.ndarray) -> np.ndarray:
+def _own_scale(
+    read: Reader,
+    domain: str,
+    values: np.ndarray,
+    rows: np.ndarray,
+) -> np.ndarray:
     """The examples of a domain, with data.scale = "site" scaled by these rows; otherwise they are scaled later.
 
     Raises UserError for missing values that nothing replaces.
@@ -190,9 +259,13 @@ def _own_scale(read: Reader, domain: str, values: np.ndarray, rows: np.ndarray) 
     rule = scale_rule(read.data, read.found)
     if rule == "site":
         return scaled_by_site(values, rows, read.found)
-    if rule == "none" and read.found.shape and not np.isfinite(values).all():
-        raise UserError(f"{domain}: some cells are empty, and data.scale = 'none' gives them no value; use 'federated' "
-                        "or 'site', or data.missing = 'drop'")  # fmt: skip
+    if rule != "none" or not read.found.shape:
+        return values
+    if not np.isfinite(values).all():
+        raise UserError(
+            f"{domain}: some cells are empty, and data.scale = 'none' gives them no value; use 'federated' "
+            "or 'site', or data.missing = 'drop'"
+        )
     return values
 
 
@@ -201,7 +274,12 @@ def _groups_of_target(read: Reader, domain: str, count: int) -> np.ndarray | Non
     return None if read.found.test_apart else read_groups(read, domain, count)
 
 
-def adaptation_indices(read: Reader, domain: str, count: int, fraction: float = 1.0) -> np.ndarray:
+def adaptation_indices(
+    read: Reader,
+    domain: str,
+    count: int,
+    fraction: float = 1.0,
+) -> np.ndarray:
     """Indices of the share `data.adapt_share` of an unseen domain's `count` images, which is never tested.
 
     They are drawn by the seed of splits from all positions or groups, without a look at labels. A folder and a table
@@ -209,13 +287,15 @@ def adaptation_indices(read: Reader, domain: str, count: int, fraction: float = 
 
     fraction: the share of these images that is given, of whole groups where there are groups
     """
-    data, groups = read.data, _groups_of_target(read, domain, count)
-    images = round(data.adapt_share * count)
-    seed = seed_hash(data.seed_of_splits, read.found.environment(domain), "adaptation")
+    groups = _groups_of_target(read, domain, count)
+    images = round(read.data.adapt_share * count)
+    seed = seed_hash(*stream_of(read, domain), "adaptation")
     if groups is not None:
-        return adapting_groups(groups_of(groups, np.zeros(count, np.int64)), images, fraction, seed, domain)
+        without_labels = np.zeros(count, np.int64)
+        return adapting_groups(groups_of(groups, without_labels), images, fraction, seed, domain)
     chosen = shuffled(count, seed)[:images]
-    return chosen[: max(1, round(fraction * len(chosen)))]
+    given = max(1, round(fraction * len(chosen)))
+    return chosen[:given]
 
 
 def load_unlabelled(data: DataSettings, target: str) -> ClientData:
@@ -227,7 +307,9 @@ def load_unlabelled(data: DataSettings, target: str) -> ClientData:
     domain = resolve_domain(bench, target)
     read = reader(data, bench)
     images, _ = read_whole(read, domain)
-    sizes = None if bench.test_apart else unless_square(read.sizes(domain))
+    sizes = None
+    if not bench.test_apart:
+        sizes = unless_square(read.sizes(domain))
     chosen = adaptation_indices(read, domain, len(images), data.fraction)
     if len(chosen) < 2:
         raise UserError(f"{domain}: {len(chosen)} images to adapt to, at least 2 are needed; raise data.adapt_share")
@@ -247,18 +329,21 @@ def load_unlabelled(data: DataSettings, target: str) -> ClientData:
 def load_target_masks(data: DataSettings, domain: str, bench: Benchmark | None = None) -> np.ndarray | None:
     """Masks uint8 [N,Q,H,W], or targets float32 [N,Q], of the images of `load_target`; None where labels are all."""
     bench = bench or benchmark(data)
-    return reader(data, bench).masks(resolve_domain(bench, domain), bench.test_apart)
+    domain = resolve_domain(bench, domain)
+    return reader(data, bench).masks(domain, bench.test_apart)
 
 
 def check_partitions(data: DataSettings, target: str, bench: Benchmark | None = None) -> None:
     """Raises UserError when a client would have too few images to train or to validate; opens no images."""
     bench = bench or benchmark(data)
-    read, sources = reader(data, bench), source_domains(data, target, bench)
+    read = reader(data, bench)
+    sources = source_domains(data, target, bench)
     if data.is_dealt:
         check_mix(read, sources)
-    else:
-        for domain in sources:
-            split_of_domain(read, domain, read.labels(domain))
+        return
+    for domain in sources:
+        labels = read.labels(domain)
+        split_of_domain(read, domain, labels)
 
 
 def count_classes(data: DataSettings, client: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
@@ -270,13 +355,22 @@ def count_classes(data: DataSettings, client: str) -> tuple[tuple[str, ...], tup
     return bench.classes, tuple(counts.tolist())
 
 
-def domain_findings(data: DataSettings, client: str, bench: Benchmark, with_files: bool = True) -> list[Finding]:
+def domain_findings(
+    data: DataSettings,
+    client: str,
+    bench: Benchmark,
+    with_files: bool = True,
+) -> list[Finding]:
     """What the files of a client's domain show, where the others are on other machines.
 
     with_files: also what decoding the images has seen, which are decoded on first use
     """
-    read = reader(data, replace(bench, domains=(resolve_domain(bench, domain_of(client)),)))
-    return [*read.findings(), *(read.file_findings() if with_files else ())]
+    domain = resolve_domain(bench, domain_of(client))
+    read = reader(data, replace(bench, domains=(domain,)))
+    findings = read.findings()
+    if with_files:
+        findings = findings + read.file_findings()
+    return findings
 
 
 def load_pooled(data: DataSettings, target: str) -> ClientData:
@@ -285,23 +379,28 @@ def load_pooled(data: DataSettings, target: str) -> ClientData:
     The images are copied into memory. Splits are those of the single clients, and `domain_index` gives the domain. For
     every value of data.mix and data.clients the same images train and validate.
     """
-    bench, given = benchmark(data), data
+    bench = benchmark(data)
+    by_domain = data
     if data.is_dealt:  # the domains' images are held out before they are shared
-        data = data.model_copy(update={"mix": 0.0, "clients_per_domain": 1, "clients": 0})
-    clients = [load_client(data, client, bench=bench) for client in client_names(data, target, bench)]
-    names = client_names(given, target, bench) if given.is_dealt else ()
-    whose = [load_client(given, name, target, bench) for name in names] or clients
+        by_domain = data.model_copy(update={"mix": 0.0, "clients_per_domain": 1, "clients": 0})
+    names = client_names(by_domain, target, bench)
+    clients = [load_client(by_domain, name, bench=bench) for name in names]
+    owners = clients
+    if data.is_dealt:
+        names = client_names(data, target, bench)
+        owners = [load_client(data, name, target, bench) for name in names]
     parts = {client.domains[0]: client for client in clients}  # all clients of a domain have its images
-    held = tuple(client.examples for client in whose)
+    held = tuple(owner.examples for owner in owners)
     return joined("pooled", list(parts.values()), clients, held)
 
 
 def _client_index(data: DataSettings, client: str) -> int:
-    index = client.partition("/")[2]
+    domain, _, index = client.partition("/")
     if not index.isdecimal() or int(index) >= data.clients_per_domain:
+        last = data.clients_per_domain - 1
         raise UserError(
-            f"no client {client!r}: the clients of a domain are called {domain_of(client)}/0 to "
-            f"{domain_of(client)}/{data.clients_per_domain - 1} (data.clients_per_domain)"
+            f"no client {client!r}: the clients of a domain are called {domain}/0 to {domain}/{last} "
+            "(data.clients_per_domain)"
         )
     return int(index)
 
@@ -334,13 +433,27 @@ def _pools(
     """
     numbers = groups.array if groups else None
     pool = use_fraction(labels.array, numbers, fraction, seed_hash(*stream, "fraction"))
-    of_pool = b"" if numbers is None else numbers[pool].astype(np.int64).tobytes()
-    parts = _drawn(labels.array[pool].tobytes(), of_pool, *drawn, seed_hash(*stream, "partition"))
+    groups_of_pool = b""
+    if numbers is not None:
+        groups_of_pool = numbers[pool].astype(np.int64).tobytes()
+    parts = _drawn(
+        labels.array[pool].tobytes(),
+        groups_of_pool,
+        *drawn,
+        seed_hash(*stream, "partition"),
+    )
     return [pool[part] for part in parts]
 
 
 @lru_cache(maxsize=32)
-def _drawn(labels: bytes, groups: bytes, kind: str, clients: int, of_kind: float, seed: int) -> list[np.ndarray]:
+def _drawn(
+    labels: bytes,
+    groups: bytes,
+    kind: str,
+    clients: int,
+    of_kind: float,
+    seed: int,
+) -> list[np.ndarray]:
     """A partition, kept for the other clients of the domain in this process. groups: empty for none"""
     decoded = np.frombuffer(labels, dtype=np.int64)
     if groups:

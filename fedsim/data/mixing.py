@@ -22,9 +22,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedsim.data.client_data import ClientData, Split, clients_of, joined, unless_square
+from fedsim.data.client_data import ClientData, Split, clients_of, entries_at, joined, unless_square
 from fedsim.data.groups import Groups, groups_of
-from fedsim.data.holdout import chosen_groups, refuse_few, whole_split
+from fedsim.data.holdout import refuse_few, stream_of, whole_split
 from fedsim.data.reader import Reader, read_groups, read_images
 from fedsim.data.splits import deal, dirichlet_deal, seed_hash, shuffled
 from fedsim.settings import DataSettings
@@ -36,19 +36,29 @@ def owners(read: Reader, domains: Sequence[str]) -> dict[str, list[int]]:
     """{domain: numbers of the clients whose own domain it is} for the source `domains`; clients count from 0."""
     clients = read.data.clients
     if not clients:
-        return in_blocks(domains, [read.data.clients_per_domain] * len(domains))
+        counts = [read.data.clients_per_domain] * len(domains)
+        return in_blocks(domains, counts)
     if isinstance(clients, dict):
-        return in_blocks(domains, [clients.get(domain, 1) for domain in domains])
-    sizes = [len(whole_split(read, domain, read.labels(domain))[0]) for domain in domains]
-    if clients >= len(domains):
-        return in_blocks(domains, clients_by_size(sizes, clients))
-    return domains_by_size(dict(zip(domains, sizes)), clients)
+        counts = [clients.get(domain, 1) for domain in domains]
+        return in_blocks(domains, counts)
+    sizes = {}
+    for domain in domains:
+        train, _ = whole_split(read, domain, read.labels(domain))
+        sizes[domain] = len(train)
+    if clients < len(domains):
+        return domains_by_size(sizes, clients)
+    counts = clients_by_size(list(sizes.values()), clients)
+    return in_blocks(domains, counts)
 
 
 def in_blocks(domains: Sequence[str], counts: Sequence[int]) -> dict[str, list[int]]:
     """{domain: numbers of its clients}, with so many clients for each domain, one domain after the other."""
-    ends = np.cumsum(counts)
-    return {domain: list(range(end - count, end)) for domain, count, end in zip(domains, counts, ends.tolist())}
+    blocks = {}
+    start = 0
+    for domain, count in zip(domains, counts):
+        blocks[domain] = list(range(start, start + count))
+        start += count
+    return blocks
 
 
 def clients_by_size(sizes: Sequence[int], clients: int) -> list[int]:
@@ -72,7 +82,8 @@ def domains_by_size(sizes: Mapping[str, int], clients: int) -> dict[str, list[in
     >>> domains_by_size({"a": 2, "b": 5, "c": 4}, 2)
     {'a': [0], 'b': [1], 'c': [0]}
     """
-    loads, homes = [0] * clients, {}
+    loads = [0] * clients
+    homes = {}
     for domain in sorted(sizes, key=lambda name: -sizes[name]):
         home = loads.index(min(loads))
         loads[home] += sizes[domain]
@@ -85,36 +96,44 @@ def dealt_names(read: Reader, domains: Sequence[str]) -> list[str]:
     """The names of all clients in the order of their numbers; one with several own domains is called like the first."""
     names: dict[int, str] = {}
     for domain, places in owners(read, domains).items():
-        for place, name in zip(places, clients_of(domain, len(places))):
+        of_domain = clients_of(domain, len(places))
+        for place, name in zip(places, of_domain):
             names.setdefault(place, name)
     return [names[place] for place in sorted(names)]
 
 
-def load_mixed(read: Reader, client: str, place: int, domains: Sequence[str]) -> ClientData:
+def load_mixed(
+    read: Reader,
+    client: str,
+    place: int,
+    domains: Sequence[str],
+) -> ClientData:
     """Data of client number `place` (in the order of clients) of the source `domains`, one after the other.
 
     Raises UserError when it has fewer than two training images and one validation image.
     """
-    parts, classes = [], read.found.classes
+    parts = []
     for domain in domains:
         images, labels = read_images(read, domain)
-        train, validation = _shares(read, domains, domain, labels)[place]
+        shares = _shares(read, domains, domain, labels)
+        train, validation = shares[place]
         positions = np.concatenate([train, validation])
-        train, validation = np.split(np.arange(len(positions), dtype=np.int64), [len(train)])
-        zeros = np.zeros(len(positions), np.int64)
-        sizes, masks = (None if each is None else each[positions] for each in (read.sizes(domain), read.masks(domain)))
-        part = (
+        order = np.arange(len(positions), dtype=np.int64)
+        sizes = entries_at(read.sizes(domain), positions)
+        masks = entries_at(read.masks(domain), positions)
+        part = ClientData(
+            client,
             images[positions],
             labels[positions],
-            train,
-            validation,
-            classes,
-            (domain,),
-            zeros,
-            unless_square(sizes),
-            masks,
+            train=order[: len(train)],
+            validation=order[len(train) :],
+            classes=read.found.classes,
+            domains=(domain,),
+            domain_index=np.zeros(len(positions), np.int64),
+            sizes=unless_square(sizes),
+            masks=masks,
         )
-        parts.append(ClientData(client, *part))
+        parts.append(part)
     mixture = joined(client, parts, parts)
     refuse_few(client, len(mixture.train), len(mixture.validation), CHANGE)
     return mixture
@@ -122,47 +141,80 @@ def load_mixed(read: Reader, client: str, place: int, domains: Sequence[str]) ->
 
 def check_mix(read: Reader, domains: Sequence[str]) -> None:
     """UserError when the mixture leaves a client with too few images; opens none."""
-    shares = [_shares(read, domains, domain, read.labels(domain)) for domain in domains]
-    for client, share in zip(dealt_names(read, domains), zip(*shares), strict=True):
-        train, validation = (sum(map(len, part)) for part in zip(*share))
-        refuse_few(client, train, validation, CHANGE)
+    counts = []  # of images that train and that validate, by domain and client
+    for domain in domains:
+        shares = _shares(read, domains, domain, read.labels(domain))
+        counts.append([(len(train), len(validation)) for train, validation in shares])
+    totals = np.sum(counts, axis=0).tolist()
+    names = dealt_names(read, domains)
+    for name, (train, validation) in zip(names, totals, strict=True):
+        refuse_few(name, train, validation, CHANGE)
 
 
-def _shares(read: Reader, domains: Sequence[str], domain: str, labels: np.ndarray) -> list[Split]:
+def _shares(
+    read: Reader,
+    domains: Sequence[str],
+    domain: str,
+    labels: np.ndarray,
+) -> list[Split]:
     """Indices of every client in one of the source `domains`."""
-    data, environment, split_seed = read.data, read.found.environment(domain), read.data.seed_of_splits
-    homes, groups_of_images = owners(read, domains), read_groups(read, domain, len(labels))
-    clients = 1 + max(max(places) for places in homes.values())
+    homes = owners(read, domains)
+    clients = 1 + max(map(max, homes.values()))
+    groups_of_images = read_groups(read, domain, len(labels))
+    split = whole_split(read, domain, labels)
+    stream = stream_of(read, domain)
     dealt = []
-    for name, indices in zip(("train", "validation"), whole_split(read, domain, labels)):
-        groups = groups_of(chosen_groups(groups_of_images, indices), labels[indices])
-        order = shuffled(len(groups.sizes), seed_hash(split_seed, environment, "mix", name))
-        shares = _of_part(read, groups, order, round(data.mix * len(indices)), clients, homes[domain], environment)
+    for name, indices in zip(("train", "validation"), split):
+        groups = groups_of(entries_at(groups_of_images, indices), labels[indices])
+        order = shuffled(len(groups.sizes), seed_hash(*stream, "mix", name))
+        images = round(read.data.mix * len(indices))
+        shares = _of_part(read, groups, order, images, clients, homes[domain], stream)
         dealt.append([np.sort(indices[groups.images(share)]) for share in shares])
     return list(zip(*dealt))
 
 
 def _of_part(
-    read: Reader, groups: Groups, order: np.ndarray, images: int, clients: int, own: Sequence[int], environment: int
+    read: Reader,
+    groups: Groups,
+    order: np.ndarray,
+    images: int,
+    clients: int,
+    homes: Sequence[int],
+    stream: tuple[int, int],
 ) -> list[np.ndarray]:
     """The groups of every client in one part (training or validation) of a domain, which come in this order.
 
-    images: the number of images for all clients; the others are for the clients with the numbers `own`
-    environment: the number of the domain, which seeds its splits
+    images: the number of images for all clients; the others are for the clients with the numbers `homes`
+    stream: seed of splits and number of the domain
     """
-    data, classes, seed = read.data, len(read.found.classes), read.data.seed_of_splits
-    common = len(groups.first(order, images))
-    shares = _dealt(data, groups, order[:common], classes, clients, seed_hash(seed, "mix"))
-    rest = _dealt(data, groups, order[common:], classes, len(own), seed_hash(seed, environment, "own"))
-    for place, more in zip(own, rest, strict=True):
+    data = read.data
+    classes = len(read.found.classes)
+    common = groups.first(order, images)
+    others = order[len(common) :]
+    shares = _dealt(data, groups, common, classes, clients, seed_hash(data.seed_of_splits, "mix"))
+    of_homes = _dealt(data, groups, others, classes, len(homes), seed_hash(*stream, "own"))
+    for place, more in zip(homes, of_homes, strict=True):
         shares[place] = np.concatenate([shares[place], more])
     return shares
 
 
 def _dealt(
-    data: DataSettings, groups: Groups, order: np.ndarray, classes: int, clients: int, seed: int
+    data: DataSettings,
+    groups: Groups,
+    order: np.ndarray,
+    classes: int,
+    clients: int,
+    seed: int,
 ) -> list[np.ndarray]:
     """Shuffled groups dealt to clients as `data.partition` says."""
     if data.partition == "iid":
         return deal(order, clients)
-    return dirichlet_deal(order, groups.labels[order], classes, clients, data.alpha, seed, groups.sizes[order])
+    return dirichlet_deal(
+        order,
+        groups.labels[order],
+        classes,
+        clients,
+        data.alpha,
+        seed,
+        sizes=groups.sizes[order],
+    )

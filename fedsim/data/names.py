@@ -26,21 +26,26 @@ def plain(name: str) -> str:
 
 
 def same(name: str, candidates: Iterable[str]) -> str | None:
-    """The one of `known` that is the same name in any Unicode form; None when there is none."""
+    """The one of the candidates that is the same name in any Unicode form; None when there is none."""
     candidates = list(candidates)
     if name in candidates:
         return name
-    return next((candidate for candidate in candidates if composed(candidate) == composed(name)), None)
+    for candidate in candidates:
+        if composed(candidate) == composed(name):
+            return candidate
+    return None
 
 
 def matching(name: str, candidates: Iterable[str]) -> str | None:
-    """The one of `known` that equals `name`, exactly or else except for spelling; None for none or several."""
+    """The one of the candidates that equals `name`, exactly or else except for spelling; None for none or several."""
     candidates = list(candidates)
     exact = same(name, candidates)
     if exact is not None:
         return exact
     alike = [candidate for candidate in candidates if plain(candidate) == plain(name)]
-    return alike[0] if len(alike) == 1 else None
+    if len(alike) != 1:
+        return None
+    return alike[0]
 
 
 def refuse_repeated(names: Iterable[str], where: str) -> None:
@@ -54,8 +59,11 @@ def refuse_repeated(names: Iterable[str], where: str) -> None:
 
 def used_of(domains: Iterable[str], asked: Iterable[str]) -> list[str]:
     """The known domains that are asked for; all of them when none is, or when one is not known, which is said later."""
-    domains, named = list(domains), set(map(composed, asked))
-    return [name for name in domains if name in named] if named and named <= set(domains) else domains
+    domains = list(domains)
+    named = set(map(composed, asked))
+    if not named or not named <= set(domains):
+        return domains
+    return [name for name in domains if name in named]
 
 
 def refuse_alike(groups: Iterable[Collection[str]], what: str, where: object) -> None:
@@ -69,13 +77,16 @@ def refuse_alike(groups: Iterable[Collection[str]], what: str, where: object) ->
         alike.setdefault(plain(name), []).append(name)
     for names in alike.values():
         for one, other in itertools.combinations(names, 2):
-            if not any({one, other} <= group for group in sets):
+            are_two = any({one, other} <= group for group in sets)
+            if not are_two:
                 raise UserError(f"{where}: the {what} {one!r} and {other!r} differ in spelling only; make them equal")
 
 
 def read_from(path: Path) -> str:
     """Where a path that is not there was looked for, to follow its name in a message; empty for an absolute path."""
-    return "" if path.is_absolute() else f" in {Path.cwd()}, the folder in which fedsim was started"
+    if path.is_absolute():
+        return ""
+    return f" in {Path.cwd()}, the folder in which fedsim was started"
 
 
 def subfolders(folder: Path) -> list[str]:

@@ -5,7 +5,6 @@ name everything else: `data.domains`, `data.classes` and the shape of an example
 shapes alone, because each client reads its own data.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +19,6 @@ from fedsim.data.tensor_sets import read_tensors
 from fedsim.settings import DataSettings
 from fedsim.settings.data import SMALLEST_SIZE
 
-NO_TARGET = "no-target"  # the name of the unseen domain where there is none
 MODULE = __name__
 DATASET = f"{MODULE}:DATA"  # as data.dataset names it before the shape is known
 
@@ -51,11 +49,16 @@ class Held:
 
     def in_form(self, are_images: bool) -> "Held":
         """The same as float tensors, where the other domains are no images."""
-        return self if are_images or not self.are_images else replace(self, values=self.values.astype(np.float32) / 255)
+        if are_images or not self.are_images:
+            return self
+        values = self.values.astype(np.float32) / 255
+        return replace(self, values=values)
 
     def counted_from(self, first: int) -> "Held":
         """The same with labels from 0, where they count from `first`."""
-        return replace(self, labels=self.labels - first) if first else self
+        if not first:
+            return self
+        return replace(self, labels=self.labels - first)
 
 
 HERE: dict[str, Held] = {}  # by domain
@@ -68,20 +71,27 @@ def hold(domain: str, training: Any, validation: Any, task: str = "") -> Held:
 
     Raises UserError for items that are no such pairs, and for shapes that differ.
     """
-    given = {"training": training, "validation": validation}
+    datasets = {"training": training, "validation": validation}
     parts = {}
-    for part, dataset in given.items():
+    for part, dataset in datasets.items():
         if dataset is not None:
             parts[part] = read_tensors(dataset, f"{domain}, {part}", task)
     if not parts:
         raise UserError(f"{domain}: there is no Dataset; give one for training and one for validation")
-    shapes = {part: list(tensors.values.shape[1:]) for part, tensors in parts.items()}
-    if len({tuple(shape) for shape in shapes.values()}) > 1:
-        raise UserError(f"{domain}: training has the shape {shapes['training']}, validation {shapes['validation']}")
+    shapes = [list(tensors.values.shape[1:]) for tensors in parts.values()]
+    if shapes[0] != shapes[-1]:
+        raise UserError(f"{domain}: training has the shape {shapes[0]}, validation {shapes[1]}")
     values = np.concatenate([tensors.values for tensors in parts.values()])
     labels = np.concatenate([tensors.labels for tensors in parts.values()])
-    count = len(parts["training"].labels) if "training" in parts else 0
-    HERE[domain] = Held(in_levels(values), labels, np.arange(count), np.arange(count, len(labels)))
+    count = 0
+    if "training" in parts:
+        count = len(parts["training"].labels)
+    HERE[domain] = Held(
+        values=in_levels(values),
+        labels=labels,
+        train=np.arange(count),
+        validation=np.arange(count, len(labels)),
+    )
     return HERE[domain]
 
 
@@ -90,18 +100,24 @@ def in_levels(values: np.ndarray) -> np.ndarray:
 
     What torchvision's ToTensor gives is such an image. After a normalization it is none.
     """
-    square = values.ndim == 4 and values.shape[1] in (1, 3) and values.shape[2] == values.shape[3] >= SMALLEST_SIZE
-    if not square or values.min() < 0 or values.max() > 1:
+    if values.ndim != 4:
+        return values
+    _, channels, height, width = values.shape
+    is_image = channels in (1, 3) and height == width >= SMALLEST_SIZE
+    if not is_image or values.min() < 0 or values.max() > 1:
         return values
     levels = np.rint(values * 255)
-    return levels.astype(np.uint8) if np.allclose(levels / 255, values, rtol=0, atol=1e-6) else values
+    if not np.allclose(levels / 255, values, rtol=0, atol=1e-6):
+        return values
+    return levels.astype(np.uint8)
 
 
 def settings_for(shape: tuple[int, ...], are_images: bool) -> JsonTable:
     """The settings of [data] for examples of this shape."""
-    if are_images:
-        return {"dataset": f"{MODULE}:{'GREY' if shape[0] == 1 else 'COLOUR'}", "image_size": shape[-1]}
-    return {"dataset": f"{MODULE}:TENSORS", "shape": list(shape)}
+    if not are_images:
+        return {"dataset": f"{MODULE}:TENSORS", "shape": list(shape)}
+    row = "GREY" if shape[0] == 1 else "COLOUR"
+    return {"dataset": f"{MODULE}:{row}", "image_size": shape[-1]}
 
 
 class AppReader(Reader):
@@ -122,36 +138,57 @@ class AppReader(Reader):
 
     def listed(self, domain: str, part: str) -> np.ndarray | None:
         """The indices of training or validation; None for a domain without."""
-        indices: Mapping[str, np.ndarray] = vars(self._held(domain))
-        return indices[part] if part in indices and len(indices[part]) else None
+        held = self._held(domain)
+        parts = {"train": held.train, "validation": held.validation}
+        indices = parts.get(part)
+        if indices is None or not len(indices):
+            return None
+        return indices
 
     def fingerprint(self, domain: str) -> str:
         """A hash of the values, labels and split."""
         held = self._held(domain)
-        arrays = (held.values, held.labels, held.train, held.validation)
-        return content_hash(str(held.values.shape).encode(), *(array.tobytes() for array in arrays))
+        shape = str(held.values.shape)
+        return content_hash(
+            shape.encode(),
+            held.values.tobytes(),
+            held.labels.tobytes(),
+            held.train.tobytes(),
+            held.validation.tobytes(),
+        )
 
     def _held(self, domain: str) -> Held:
         if domain not in HERE:
-            raise UserError(f"the data of {domain!r} are not in this process: a client of a Flower app alone has its "
-                            "own, and Datasets that Python code gives must be given again")  # fmt: skip
+            raise UserError(
+                f"the data of {domain!r} are not in this process: a client of a Flower app alone has its "
+                "own, and Datasets that Python code gives must be given again"
+            )
         return HERE[domain]
 
 
 def discover(data: DataSettings, row: Benchmark) -> Benchmark:
     """The row with the domains, classes and, of tensors, the shape of the settings."""
-    numeric = data.shape[0] if data.shape else 0
-    domains, shape = tuple(sorted(data.domains)), tuple(data.shape)
-    names = targets_or_classes(data, tuple(data.classes))
-    return replace(row, domains=domains, **names, shape=shape, numeric=numeric)
+    return replace(
+        row,
+        domains=tuple(sorted(data.domains)),
+        **targets_or_classes(data, tuple(data.classes)),
+        shape=tuple(data.shape),
+        numeric=data.shape[0] if data.shape else 0,
+    )
 
 
 DATA = Benchmark(
-    "app", "Data of a Flower app", (), (), 3,
+    name="app",
+    title="Data of a Flower app",
+    domains=(),
+    classes=(),
+    channels=3,
     source="the app's own clients",
     note="fedsim.strategy names the domains, once the clients have said who they are",
     reader=f"{MODULE}:AppReader",
     discover=f"{MODULE}:discover",
     takes_targets=True,
-)  # fmt: skip
-GREY, COLOUR, TENSORS = replace(DATA, channels=1), DATA, replace(DATA, images=False)
+)
+GREY = replace(DATA, channels=1)
+COLOUR = DATA
+TENSORS = replace(DATA, images=False)

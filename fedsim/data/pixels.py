@@ -22,6 +22,7 @@ DEEP_KINDS = ("16 bits", "float")
 FEW_LEVELS = 32  # of 256: a range of fewer is looked at closely
 RARE = 0.001  # share of a deep image's pixels at either end of its range that do not count
 STACKS = ("TIFF",)  # formats whose pages of one size are the slices of a volume or several pictures
+Size = tuple[int, int]  # height and width in pixels
 COLOUR = {"1", "L", "P", "RGB", "RGBA", "RGBa", "RGBX", "LA", "La", "PA", "CMYK", "YCbCr", "HSV"}
 
 
@@ -49,7 +50,7 @@ def decode(path: Path, image_size: int, content: bytes | None = None) -> np.ndar
     return decode_sized(path, image_size, content)[0]
 
 
-def decode_sized(path: Path, image_size: int, content: bytes | None = None) -> tuple[np.ndarray, tuple[int, int]]:
+def decode_sized(path: Path, image_size: int, content: bytes | None = None) -> tuple[np.ndarray, Size]:
     """One image file as RGB uint8 [3,s,s], and its own height and width in pixels, upright.
 
     Both sides are resized, bilinear and antialiased (DomainBed's evaluation). The image is turned as its EXIF says.
@@ -62,18 +63,23 @@ def decode_sized(path: Path, image_size: int, content: bytes | None = None) -> t
 
 
 def decode_measured(
-    path: Path, image_size: int, content: bytes | None = None
-) -> tuple[np.ndarray, tuple[int, int], Measures]:
+    path: Path,
+    image_size: int,
+    content: bytes | None = None,
+) -> tuple[np.ndarray, Size, Measures]:
     """One image file as `decode_sized` gives it, and what decoding has seen of the file."""
-    content = read_bytes(path) if content is None else content
+    if content is None:
+        content = read_bytes(path)
     with refusals(path), Image.open(io.BytesIO(content)) as image:
         return _resized(image, image_size, content)
 
 
 def decode_picture(image: Image.Image, image_size: int) -> np.ndarray:
     """A picture that Pillow has opened or made, as RGB uint8 [3,s,s]: the pixels that `decode` makes of its file."""
-    with refusals(getattr(image, "filename", "") or "from Pillow"):
-        return _resized(image, image_size, b"")[0]
+    name = getattr(image, "filename", "") or "from Pillow"
+    with refusals(name):
+        pixels, _, _ = _resized(image, image_size, b"")
+    return pixels
 
 
 @contextmanager
@@ -84,18 +90,21 @@ def refusals(name: Path | str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:  # Pillow raises almost any class for a damaged file
-        reason = "not an image that Pillow knows" if isinstance(error, UnidentifiedImageError) else str(error)
+        is_unknown = isinstance(error, UnidentifiedImageError)
+        reason = "not an image that Pillow knows" if is_unknown else str(error)
         raise unreadable(name, reason) from None
 
 
-def _resized(image: Image.Image, image_size: int, content: bytes) -> tuple[np.ndarray, tuple[int, int], Measures]:
+def _resized(image: Image.Image, image_size: int, content: bytes) -> tuple[np.ndarray, Size, Measures]:
     """The pixels, the size and the measures of an opened image, whose file has this content."""
     pages = _pages(image)
     picture, kind, top, between = _rgb(image, content)
     small = picture.resize((image_size, image_size), Image.Resampling.BILINEAR)
     low, high = _range_of(picture, small, kind in DEEP_KINDS)
     pixels = np.asarray(small).transpose(2, 0, 1)
-    return pixels, (picture.height, picture.width), Measures(kind, low, high, top, between, pages)
+    size = picture.height, picture.width
+    measures = Measures(kind, low, high, top, between, pages)
+    return pixels, size, measures
 
 
 def _range_of(picture: Image.Image, small: Image.Image, is_deep: bool) -> tuple[int, int]:
@@ -105,7 +114,9 @@ def _range_of(picture: Image.Image, small: Image.Image, is_deep: bool) -> tuple[
     """
     if not is_deep:
         low, high = _ends(small)
-        return (low, high) if high - low >= FEW_LEVELS else _ends(picture)
+        if high - low < FEW_LEVELS:
+            low, high = _ends(picture)
+        return low, high
     counts = picture.getchannel("R").histogram()  # a deep image is grey
     shares = np.cumsum(counts) / sum(counts)
     low, high = np.searchsorted(shares, [RARE, 1 - RARE])
@@ -120,7 +131,9 @@ def _ends(picture: Image.Image) -> tuple[int, int]:
 
 def _pages(image: Image.Image) -> int:
     """How many pages of the first one's size a stack has; 1 for any other file. The first page is open afterwards."""
-    count = getattr(image, "n_frames", 1) if image.format in STACKS else 1
+    if image.format not in STACKS:
+        return 1
+    count = getattr(image, "n_frames", 1)
     if count < 2:
         return 1
     size = image.size
@@ -157,46 +170,67 @@ def unreadable(path: Path | str, reason: str | Exception) -> UserError:
 
 def _rgb(image: Image.Image, content: bytes) -> tuple[Image.Image, str, float, float]:
     """(the image in mode RGB and upright, its kind, the largest number of a deep one, its share between); `Measures`"""
-    tags = image.tag_v2 if isinstance(image, TiffImageFile) else {}
-    transparent = image.has_transparency_data
-    kind, top = image.mode, 0.0
-    if image.mode not in COLOUR:
-        if transparent:
-            raise ValueError(f"mode {image.mode} with a transparent colour; convert it to 8 bits")
-        kind = DEEP_KINDS[image.mode == "F"]
-        image, top = _eight_bits(ImageOps.exif_transpose(image), image.format, tags, content)
-        if tags.get(PHOTOMETRIC) == WHITE_IS_ZERO:  # Pillow inverts such images of 8 bits alone
-            image = ImageOps.invert(image)
+    is_transparent = image.has_transparency_data
+    if image.mode in COLOUR:
+        kind, top = image.mode, 0.0
+        picture = ImageOps.exif_transpose(image)
     else:
-        image = ImageOps.exif_transpose(image)
-    if not transparent:
-        return image.convert("RGB"), kind, top, 0.0
-    image = image.convert("RGBA")
-    counts = image.getchannel("A").histogram()
+        kind = DEEP_KINDS[image.mode == "F"]
+        picture, top = _grey(image, content)
+    if not is_transparent:
+        return picture.convert("RGB"), kind, top, 0.0
+    picture = picture.convert("RGBA")
+    counts = picture.getchannel("A").histogram()
     between = sum(counts[1:255]) / sum(counts)
-    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB"), kind, top, between
+    white = Image.new("RGBA", picture.size, "white")
+    opaque = Image.alpha_composite(white, picture)
+    return opaque.convert("RGB"), kind, top, between
+
+
+def _grey(image: Image.Image, content: bytes) -> tuple[Image.Image, float]:
+    """(an image of more than 8 bits as 8 bits of grey, upright; its largest number before)."""
+    if image.has_transparency_data:
+        raise ValueError(f"mode {image.mode} with a transparent colour; convert it to 8 bits")
+    tags = image.tag_v2 if isinstance(image, TiffImageFile) else {}
+    upright = ImageOps.exif_transpose(image)
+    grey, top = _eight_bits(upright, image.format, tags, content)
+    if tags.get(PHOTOMETRIC) == WHITE_IS_ZERO:  # Pillow inverts such images of 8 bits alone
+        grey = ImageOps.invert(grey)
+    return grey, top
 
 
 def _eight_bits(
-    image: Image.Image, format: str | None, tags: Mapping[int, Any], content: bytes
+    image: Image.Image,
+    format: str | None,
+    tags: Mapping[int, Any],
+    content: bytes,
 ) -> tuple[Image.Image, float]:
     """(grey values of more than 8 bits, scaled by the range of their mode; the largest one before)."""
     values = np.asarray(image)
     top = float(values.max())
-    if image.mode.startswith("I;16") or (image.mode == "I" and format == "PPM"):
+    is_deep_ppm = image.mode == "I" and format == "PPM"
+    if image.mode.startswith("I;16") or is_deep_ppm:
         largest = _largest_sample(values, top, format, tags, content)
-        return Image.fromarray(np.round(values * (255 / largest)).astype(np.uint8)), top
+        levels = np.round(values * (255 / largest))
+        return Image.fromarray(levels.astype(np.uint8)), top
     if image.mode == "F":
         low = float(values.min())
         if 0 <= low <= top <= 1:
-            return Image.fromarray(np.round(values * 255).astype(np.uint8)), top
+            levels = np.round(values * 255)
+            return Image.fromarray(levels.astype(np.uint8)), top
         raise ValueError(f"floats from {low:g} to {top:g}, not from 0 to 1; convert it to 8 bits")
     if image.mode == "I":
         raise ValueError("32-bit integers, whose range is not known; convert it to 8 or 16 bits")
     raise ValueError(f"colour mode {image.mode}; convert it to RGB")
 
 
-def _largest_sample(values: np.ndarray, top: float, format: str | None, tags: Mapping[int, Any], content: bytes) -> int:
+def _largest_sample(
+    values: np.ndarray,
+    top: float,
+    format: str | None,
+    tags: Mapping[int, Any],
+    content: bytes,
+) -> int:
     """The largest value that the samples of an image of 16 bits may have, as its file says it; else 65535.
 
     A TIFF file has its bits per sample (12) or its largest sample. PNG's sBIT says how many bits count. They are the
@@ -205,9 +239,11 @@ def _largest_sample(values: np.ndarray, top: float, format: str | None, tags: Ma
     named = tags.get(LARGEST_SAMPLE, (DEEP,))[0]
     if tags.get(BITS_PER_SAMPLE, (16,))[0] == 12:
         named = 4095
-    if format == "PNG" and (bits := significant_bits(content)):
+    bits = significant_bits(content) if format == "PNG" else 0
+    if bits:
         below = 2 ** (16 - bits) - 1  # the bits that are free where the upper ones count
-        named = 2**bits - 1 if (values & below).any() else DEEP
+        uses_lower_bits = (values & below).any()
+        named = 2**bits - 1 if uses_lower_bits else DEEP
     return named if 0 < top <= named else DEEP
 
 
@@ -217,6 +253,7 @@ def significant_bits(content: bytes) -> int:
     while (name := content[place + 4 : place + 8]) not in (b"IDAT", b"IEND", b""):
         length = int.from_bytes(content[place : place + 4], "big")
         if name == b"sBIT":
-            return content[place + 8] if length == 1 and 0 < content[place + 8] < 16 else 0
+            bits = content[place + 8]
+            return bits if length == 1 and 0 < bits < 16 else 0
         place += length + 12
     return 0

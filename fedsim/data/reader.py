@@ -118,7 +118,8 @@ def reader(data: DataSettings, bench: Benchmark) -> Reader:
 def reader_class(bench: Benchmark) -> type[Reader]:
     """The class that a row names as its reader; UserError when it does not derive from Reader."""
     kind = load(bench.reader, "reader")
-    if not (isinstance(kind, type) and issubclass(kind, Reader)):
+    is_reader = isinstance(kind, type) and issubclass(kind, Reader)
+    if not is_reader:
         raise UserError(f"reader {bench.reader!r} of {bench.title} is no class that derives from {__name__}.Reader")
     return kind
 
@@ -131,9 +132,12 @@ def read_images(read: Reader, domain: str, apart: bool = False) -> Images:
     for images would otherwise be divided by 255.
     """
     images, labels = read.images(domain, apart)
-    fault = _fault_of_examples(images, read.found) or _fault_of_labels(labels, len(images), len(read.found.classes))
+    bench = read.found
+    fault = _fault_of_examples(images, bench)
+    if not fault:
+        fault = _fault_of_labels(labels, len(images), len(bench.classes))
     if fault:
-        raise UserError(f"{type(read).__name__} of {read.found.title}, domain {domain!r}: {fault}")
+        raise _reader_error(read, domain, fault)
     return images, labels
 
 
@@ -143,22 +147,31 @@ def read_groups(read: Reader, domain: str, count: int) -> np.ndarray | None:
     Raises UserError for groups that are not as many integers as there are images.
     """
     groups = read.groups(domain)
-    if groups is not None and (groups.shape != (count,) or groups.dtype.kind not in "iu"):
-        raise UserError(f"{type(read).__name__} of {read.found.title}, domain {domain!r}: there are {count} examples, "
-                        f"and groups {groups.dtype} of the shape {list(groups.shape)}, not int64 [N]")  # fmt: skip
+    if groups is None:
+        return None
+    is_right = groups.shape == (count,) and groups.dtype.kind in "iu"
+    if not is_right:
+        given = f"groups {groups.dtype} of the shape {list(groups.shape)}"
+        raise _reader_error(read, domain, f"there are {count} examples, and {given}, not int64 [N]")
     return groups
+
+
+def _reader_error(read: Reader, domain: str, fault: str) -> UserError:
+    return UserError(f"{type(read).__name__} of {read.found.title}, domain {domain!r}: {fault}")
 
 
 def with_repeats(names: Iterable[str]) -> set[str]:
     """The names of the groups of some images, without the empty name; empty where no group has two images."""
     sizes = Counter(names)
     sizes.pop("", None)
-    return set(sizes) if max(sizes.values(), default=0) > 1 else set()
+    has_repeats = max(sizes.values(), default=0) > 1
+    return set(sizes) if has_repeats else set()
 
 
 def numbers_of_groups(names: Iterable[object]) -> np.ndarray:
     """Numbers int64 [N] of the groups that these names give to N images, in the order of the sorted names."""
-    _, numbers = np.unique(np.array([str(name) for name in names], dtype=object), return_inverse=True)
+    texts = np.array([str(name) for name in names], dtype=object)
+    _, numbers = np.unique(texts, return_inverse=True)
     return numbers.astype(np.int64)
 
 
@@ -166,33 +179,40 @@ def _fault_of_examples(images: np.ndarray, bench: Benchmark) -> str:
     """What is wrong with the type or the axes of a reader's images or tensors; empty for nothing."""
     shape, kind = list(images.shape), images.dtype
     if bench.shape:
+        if kind == np.float32 and images.shape[1:] == bench.shape:
+            return ""
         axes = ", ".join(map(str, bench.shape))
-        is_right = kind == np.float32 and images.shape[1:] == bench.shape
-        return "" if is_right else f"examples are {kind} {shape}, not float32 [N, {axes}]"
+        return f"examples are {kind} {shape}, not float32 [N, {axes}]"
     if kind != np.uint8:
         return (
             f"images are {kind} {shape}, not uint8 from 0 to 255; numbers that are no pixels belong to a data set with "
             "Benchmark.shape, or to data.dataset = 'arrays'"
         )
-    if images.ndim != 4 or images.shape[1] != bench.channels or images.shape[2] != images.shape[3]:
-        return f"images have the shape {shape}, not [N, {bench.channels}, s, s]"
-    return ""
+    if images.ndim == 4:
+        _, channels, height, width = images.shape
+        if channels == bench.channels and height == width:
+            return ""
+    return f"images have the shape {shape}, not [N, {bench.channels}, s, s]"
 
 
 def _fault_of_labels(labels: np.ndarray, count: int, classes: int) -> str:
     """What is wrong with a reader's labels; empty for nothing."""
     if labels.shape != (count,):
         return f"there are {count} examples and labels of the shape {list(labels.shape)}"
-    if count and not (labels.dtype.kind in "iu" and 0 <= labels.min() <= labels.max() < classes):
-        span = f"{labels.dtype} from {labels.min()} to {labels.max()}"
-        return f"labels are {span}, not the numbers 0 to {classes - 1} of the classes"
-    return ""
+    if not count:
+        return ""
+    low, high = labels.min(), labels.max()
+    if labels.dtype.kind in "iu" and 0 <= low <= high < classes:
+        return ""
+    span = f"{labels.dtype} from {low} to {high}"
+    return f"labels are {span}, not the numbers 0 to {classes - 1} of the classes"
 
 
 def nameless_hash(labels: np.ndarray, digests: Iterable[bytes]) -> str:
     """Hash of the images of a domain, each with its label [N], in any order."""
     pairs = zip(labels.tolist(), digests, strict=True)
-    return content_hash(*sorted(str(label).encode() + b":" + one for label, one in pairs))
+    parts = [str(label).encode() + b":" + digest for label, digest in pairs]
+    return content_hash(*sorted(parts))
 
 
 def content_hash(*parts: bytes) -> str:

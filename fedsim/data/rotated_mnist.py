@@ -7,7 +7,7 @@ import numpy as np
 
 from fedsim.common.errors import UserError
 from fedsim.data.catalog import ANGLES
-from fedsim.data.digits import colored, hundred_a_class, resize, rotate
+from fedsim.data.digits import PER_CLASS, colored, resize, rotate, some_of_each
 from fedsim.data.reader import Images, Reader, content_hash
 from fedsim.data.splits import seed_hash, shuffled
 from fedsim.settings import data_root
@@ -22,7 +22,8 @@ def _mnist(root: Path) -> tuple[np.ndarray, np.ndarray, int]:
     try:
         parts = [MNIST(str(folder), train=train, download=False) for train in (True, False)]
     except (RuntimeError, OSError, ValueError, AssertionError) as error:
-        raise _unreadable(folder, str(error).partition(". ")[0]) from None  # without torchvision's advice to download
+        reason = str(error).partition(". ")[0]  # without torchvision's advice to download
+        raise _unreadable(folder, reason) from None
     images = np.concatenate([part.data.numpy() for part in parts])[:, None]
     labels = np.concatenate([part.targets.numpy() for part in parts]).astype(np.int64)
     return images, labels, len(parts[0])
@@ -42,7 +43,13 @@ def _unreadable(folder: Path, reason: str) -> UserError:
 
 
 @lru_cache(maxsize=12)
-def mnist_domain(root: Path, variant: str, split_seed: int, angle: int, image_size: int) -> Images:
+def mnist_domain(
+    root: Path,
+    variant: str,
+    split_seed: int,
+    angle: int,
+    image_size: int,
+) -> Images:
     """Domain M<angle>: images uint8 [N,1,s,s] and labels int64 [N].
 
     csac: 100 training images a class, drawn by `split_seed`, the SAME in every domain, rotated clockwise.
@@ -51,16 +58,19 @@ def mnist_domain(root: Path, variant: str, split_seed: int, angle: int, image_si
     Raises UserError when files are missing or a class has fewer than 100 images (csac).
     """
     images, labels, train = _mnist(root)
+    seed = seed_hash(split_seed, "rotated-mnist")
     if variant == "domainbed":
-        order = shuffled(len(labels), seed_hash(split_seed, "rotated-mnist"))
-        chosen, clockwise = order[ANGLES.index(angle) :: len(ANGLES)], -angle
+        order = shuffled(len(labels), seed)
+        chosen = order[ANGLES.index(angle) :: len(ANGLES)]
+        clockwise = -angle
     else:
         try:
-            chosen = hundred_a_class(labels[:train], seed_hash(split_seed, "rotated-mnist"))
+            chosen = some_of_each(labels[:train], PER_CLASS, seed)
         except UserError as error:
             raise UserError(f"Rotated MNIST (csac), MNIST's training file: {error}") from None
         clockwise = angle
-    return rotate(resize(images[chosen], image_size), clockwise), labels[chosen]
+    scaled = resize(images[chosen], image_size)
+    return rotate(scaled, clockwise), labels[chosen]
 
 
 class RotatedMNIST(Reader):
@@ -74,8 +84,14 @@ class RotatedMNIST(Reader):
 
     def images(self, domain: str, apart: bool = False) -> Images:
         """Images and labels of domain M<angle>."""
-        data, angle = self.data, int(domain.removeprefix("M"))
-        return mnist_domain(data_root(data).resolve(), data.variant, data.seed_of_splits, angle, data.image_size)
+        data = self.data
+        return mnist_domain(
+            data_root(data).resolve(),
+            data.variant,
+            data.seed_of_splits,
+            angle=int(domain.removeprefix("M")),
+            image_size=data.image_size,
+        )
 
     def fingerprint(self, domain: str) -> str:
         """Hash of MNIST's images and labels, whatever files they came in."""
@@ -89,5 +105,6 @@ class ColoredMNIST(RotatedMNIST):
     def images(self, domain: str, apart: bool = False) -> Images:
         """Images and labels of domain agree<percent>."""
         grey, digits, _ = _mnist(data_root(self.data).resolve())
+        scaled = resize(grey, self.data.image_size)
         agree = int(domain.removeprefix("agree"))
-        return colored(resize(grey, self.data.image_size), digits, agree, self.data.seed_of_splits)
+        return colored(scaled, digits, agree, self.data.seed_of_splits)

@@ -41,7 +41,9 @@ class Benchmark:
     @property
     def unit(self) -> str:
         """What one example is called in messages, in the plural."""
-        return "images" if self.images else "rows" if self.features else "examples"
+        if self.images:
+            return "images"
+        return "rows" if self.features else "examples"
 
     def example_shape(self, image_size: int) -> tuple[int, ...]:
         """The shape of one example; images are squares of `image_size` pixels."""

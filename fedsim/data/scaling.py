@@ -49,7 +49,8 @@ class Moments:
         squares = np.array(self.squares)
         if not len(counts) == len(sums) == len(squares):
             return False
-        if not np.isfinite([sums, squares]).all() or (counts < 0).any():
+        are_finite = np.isfinite([sums, squares]).all()
+        if not are_finite or (counts < 0).any():
             return False
         most = squares * counts * (1 + ROUNDING) + ROUNDING
         return bool((sums**2 <= most).all())
@@ -88,7 +89,8 @@ def scale_rule(data: DataSettings, bench: Benchmark) -> str:
         return "none"
     if data.scale != "auto":
         return data.scale
-    return "federated" if len(bench.shape) == 1 else "none"
+    is_row = len(bench.shape) == 1
+    return "federated" if is_row else "none"
 
 
 def summed_features(data: DataSettings, bench: Benchmark) -> int:
@@ -99,7 +101,9 @@ def summed_features(data: DataSettings, bench: Benchmark) -> int:
 def scale_of_features(scale: Scale | None, data: DataSettings, bench: Benchmark) -> Scale | None:
     """The part of a run's scale that standardizes features, without that of targets; None where none are scaled."""
     features = summed_features(data, bench)
-    return scale.part(0, features) if scale and features else None
+    if not scale or not features:
+        return None
+    return scale.part(0, features)
 
 
 def scales_targets(data: DataSettings, bench: Benchmark) -> bool:

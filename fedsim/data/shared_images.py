@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 
 from fedsim.common.errors import UserError
-from fedsim.data.benchmarks import benchmark, resolve_domain
+from fedsim.data.benchmarks import benchmark, resolve_target
 from fedsim.data.loading import held_out, source_domains, split_of_domain
 from fedsim.data.reader import Reader, reader
 from fedsim.data.row import Benchmark
 from fedsim.settings import DataSettings
 
+Pairs = dict[str, tuple[int, int]]  # {domain: (copies, all images)}
 MOST_SHARED = 0.1  # of the unseen domain's images; with more of them a run is refused
 NEAR = 3  # of 255, by which every part of an image may differ from that of the same picture in another encoding
 
@@ -38,36 +39,42 @@ class SharedImages:
     images: int
     shared: int
     sources: dict[str, int]
-    classes: dict[str, tuple[int, int]] = field(default_factory=dict)
-    between: dict[str, tuple[int, int]] = field(default_factory=dict)
-    validation: dict[str, tuple[int, int]] = field(default_factory=dict)
+    classes: Pairs = field(default_factory=dict)
+    between: Pairs = field(default_factory=dict)
+    validation: Pairs = field(default_factory=dict)
     unit: str = "images"
 
     def record(self) -> dict[str, Any]:
         """What environment.json holds; empty when nothing is shared."""
-        copies = ("classes", "between", "validation")
-        values = asdict(self) if self.shared else {name: getattr(self, name) for name in (*copies, "unit")}
+        values = asdict(self)
+        if not self.shared:
+            for name in ("target", "images", "shared", "sources"):
+                del values[name]
         facts = {name: value for name, value in values.items() if value not in ({}, "images")}
         return {} if facts.keys() == {"unit"} else facts
 
     def notes(self) -> list[str]:
         """What a run says of copies."""
+        texts = copy_texts(self.record())
+        if not self.shared:
+            return texts
         first = f"{self.text()}; the accuracy on these says nothing about an unseen domain"
-        return [first, *copy_texts(self.record())] if self.shared else copy_texts(self.record())
+        return [first, *texts]
 
     def text(self) -> str:
         """`74 of the 75 images of photo (98.7 %) are also in sketch (74), byte for byte`; empty without any."""
         if not self.shared:
             return ""
-        where = ", ".join(f"{domain} ({count:,})" for domain, count in self.sources.items())
-        return (
-            f"{self.shared:,} of the {self.images:,} {self.unit} of {self.target} "
-            f"({100 * self.shared / self.images:.1f} %) are also in {where}, {_exactly(self.unit)}"
-        )
+        copies = [f"{domain} ({count:,})" for domain, count in self.sources.items()]
+        where = ", ".join(copies)
+        images = f"{_some_of(self.shared, self.images)} {self.unit} of {self.target}"
+        percent = 100 * self.shared / self.images
+        return f"{images} ({percent:.1f} %) are also in {where}, {_exactly(self.unit)}"
 
     def refuse(self) -> None:
         """UserError when the share is above MOST_SHARED."""
-        if self.unit == "images" and self.shared > MOST_SHARED * self.images:
+        is_large = self.shared > MOST_SHARED * self.images
+        if self.unit == "images" and is_large:
             raise UserError(
                 f"{self.text()}: the unseen domain would be tested on images that train or select the model. At most "
                 f"{MOST_SHARED:.0%} may be; remove the copies (fedsim datasets PATH names them), or leave a domain out "
@@ -78,18 +85,22 @@ class SharedImages:
 def copy_texts(record: Mapping[str, Any]) -> list[str]:
     """A sentence for each domain with copies in two classes, each two with copies, and each that validates on them."""
     unit = record.get("unit", "images")
-    texts = [
-        f"{copies:,} of the {images:,} {unit} of {domain} are also in another class, {_exactly(unit)}"
-        for domain, (copies, images) in record.get("classes", {}).items()
-    ]
-    texts += [
-        f"{domains} share {shared:,} {unit}, {shared / images:.1%} of the smaller domain, {_exactly(unit)}"
-        for domains, (shared, images) in record.get("between", {}).items()
-    ]
-    return texts + [
-        f"{copies:,} of the {images:,} validation images of {domain} look like a training image of their class"
-        for domain, (copies, images) in record.get("validation", {}).items()
-    ]
+    exactly = _exactly(unit)
+    texts = []
+    for domain, (copies, images) in record.get("classes", {}).items():
+        some = _some_of(copies, images)
+        texts.append(f"{some} {unit} of {domain} are also in another class, {exactly}")
+    for domains, (copies, images) in record.get("between", {}).items():
+        share = f"{copies / images:.1%} of the smaller domain"
+        texts.append(f"{domains} share {copies:,} {unit}, {share}, {exactly}")
+    for domain, (copies, images) in record.get("validation", {}).items():
+        some = _some_of(copies, images)
+        texts.append(f"{some} validation images of {domain} look like a training image of their class")
+    return texts
+
+
+def _some_of(copies: int, images: int) -> str:
+    return f"{copies:,} of the {images:,}"
 
 
 def _exactly(unit: str) -> str:
@@ -103,21 +114,34 @@ def shared_images(data: DataSettings, target: str, bench: Benchmark | None = Non
     Nothing is counted where domains have no image files of their own, as with rotations that show the same images.
     """
     bench = bench or benchmark(data)
-    unseen, read = resolve_domain(bench, target), reader(data, bench)
-    digests = None if bench.same_images or bench.test_apart else read.digests(unseen)
-    if digests is None:
-        return SharedImages(unseen, 0, 0, {}, unit=bench.unit)
-    tested = [row.tobytes() for row in digests]
-    sources, selecting = source_domains(data, unseen, bench), held_out(data, bench)
-    others = [*sources, *([selecting] if selecting else [])]
-    files = {domain: _files_of(read, domain) for domain in others}
-    present = {domain: set(rows) for domain, rows in files.items()}
-    where, shared = _copies_of(tested, present)
-    torn = {unseen: _in_two_classes(tested, read.labels(unseen))}
+    unseen = resolve_target(bench, target)
+    read = reader(data, bench)
+    sources = source_domains(data, unseen, bench)
+    selecting = held_out(data, bench)
+    others = [*sources, selecting] if selecting else sources
+    used = [unseen, *others] if unseen in bench.domains else others
+    files: dict[str, list[bytes]] = {}
+    if not (bench.same_images or bench.test_apart):
+        files = {domain: _files_of(read, domain) for domain in used}
+    if not any(files.values()):
+        return SharedImages(unseen, images=0, shared=0, sources={}, unit=bench.unit)
+    tested = files.get(unseen, [])
+    in_two_classes = {}
     for domain, rows in files.items():
-        torn[domain] = _in_two_classes(rows, read.labels(domain))
-    alike = _some({domain: _alike(read, domain) for domain in sources})
-    return SharedImages(unseen, len(tested), shared, where, _some(torn), _between(present), alike, bench.unit)
+        in_two_classes[domain] = _in_two_classes(rows, read.labels(domain))
+    present = {domain: set(files[domain]) for domain in others}
+    copies, shared = _copies_of(tested, present)
+    alike = {domain: _alike(read, domain) for domain in sources}
+    return SharedImages(
+        unseen,
+        images=len(tested),
+        shared=shared,
+        sources=copies,
+        classes=_with_copies(in_two_classes),
+        between=_between(present),
+        validation=_with_copies(alike),
+        unit=bench.unit,
+    )
 
 
 def _files_of(read: Reader, domain: str) -> list[bytes]:
@@ -126,12 +150,15 @@ def _files_of(read: Reader, domain: str) -> list[bytes]:
     return [] if digests is None else [row.tobytes() for row in digests]
 
 
-def _some(pairs: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+def _with_copies(pairs: Pairs) -> Pairs:
     """The pairs (copies, all) of the domains that have any copy."""
     return {domain: pair for domain, pair in pairs.items() if pair[0]}
 
 
-def _copies_of(tested: Sequence[bytes], files: Mapping[str, set[bytes]]) -> tuple[dict[str, int], int]:
+def _copies_of(
+    tested: Sequence[bytes],
+    files: Mapping[str, set[bytes]],
+) -> tuple[dict[str, int], int]:
     """(how many tested images each domain has too, how many any of them has)."""
     where: dict[str, int] = {}
     anywhere: set[bytes] = set()
@@ -147,14 +174,17 @@ def _in_two_classes(files: Sequence[bytes], labels: np.ndarray) -> tuple[int, in
     """(images whose file is there with another label too, all images)."""
     pairs = set(zip(files, labels.tolist()))
     kinds = Counter(file for file, _ in pairs)
-    return sum(kinds[file] > 1 for file in files), len(files)
+    copies = sum(kinds[file] > 1 for file in files)
+    return copies, len(files)
 
 
-def _between(files: Mapping[str, set[bytes]]) -> dict[str, tuple[int, int]]:
+def _between(files: Mapping[str, set[bytes]]) -> Pairs:
+    """{two domains: (files that both have, files of the smaller one)} of those that share more than MOST_SHARED."""
     pairs = {}
     for one, other in itertools.combinations(files, 2):
-        shared = len(files[one] & files[other])
-        smaller = min(len(files[one]), len(files[other]))
+        first, second = files[one], files[other]
+        shared = len(first & second)
+        smaller = min(len(first), len(second))
         if shared > MOST_SHARED * smaller:
             pairs[f"{one} and {other}"] = shared, smaller
     return pairs
@@ -170,21 +200,23 @@ def _alike(read: Reader, domain: str) -> tuple[int, int]:
     copies = 0
     for label in np.unique(labels):
         of_class = labels == label
-        held = looks[validation[of_class[validation]]]
-        trained = looks[train[of_class[train]]]
-        copies += near_copies(held, trained)
+        held = validation[of_class[validation]]
+        trained = train[of_class[train]]
+        copies += near_copies(looks[held], looks[trained])
     return copies, len(validation)
 
 
-def near_copies(own: np.ndarray, others: np.ndarray) -> int:
+def near_copies(images: np.ndarray, others: np.ndarray) -> int:
     """How many rows uint8 [N,D] have a row of the others [M,D] that differs nowhere by more than NEAR."""
     order = np.argsort(others.mean(axis=1))
     others = others[order].astype(np.int16)
     means = others.mean(axis=1)
     margins = [-NEAR - 1e-6, NEAR + 1e-6]
-    places = np.searchsorted(means, own.mean(axis=1)[:, None] + margins)  # no other may be near
+    of_images = images.mean(axis=1)
+    places = np.searchsorted(means, of_images[:, None] + margins)  # no other row may be near
     copies = 0
-    for one, (low, high) in zip(own, places):
-        is_near = np.abs(others[low:high] - one) <= NEAR
-        copies += bool(is_near.all(axis=1).any())
+    for image, (low, high) in zip(images, places):
+        differences = np.abs(others[low:high] - image)
+        is_near = (differences <= NEAR).all(axis=1)
+        copies += bool(is_near.any())
     return copies

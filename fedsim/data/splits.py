@@ -25,7 +25,9 @@ _this_thread = _ThisThread()
 
 def seed_hash(*name: str | int) -> int:
     """DomainBed's seed of a named stream: int(md5(str(name))) mod 2^31, the tuple printed as Python prints it."""
-    return int(hashlib.md5(str(name).encode(), usedforsecurity=False).hexdigest(), 16) % 2**31
+    text = str(name).encode()
+    digest = hashlib.md5(text, usedforsecurity=False).hexdigest()
+    return int(digest, 16) % 2**31
 
 
 def shuffled(count: int, seed: int) -> np.ndarray:
@@ -34,6 +36,12 @@ def shuffled(count: int, seed: int) -> np.ndarray:
     _this_thread.rng.seed(seed)
     _this_thread.rng.shuffle(order)
     return order
+
+
+def by_class(order: np.ndarray, labels: np.ndarray) -> list[np.ndarray]:
+    """Returns the indices of an order class by class, each class in that order; labels [N] are those of 0..N-1."""
+    of_order = labels[order]
+    return [order[of_order == label] for label in np.unique(labels)]
 
 
 def random_split(count: int, holdout: float, seed: int) -> Split:
@@ -53,14 +61,16 @@ def stratified_split(labels: np.ndarray, holdout: float, seed: int) -> Split:
     """Split of 0..N-1 into (train, validation) with floor(holdout * n_c) validation images of every class (CSAC)."""
     order = shuffled(len(labels), seed)
     train, validation = [], []
-    for label in np.unique(labels):
-        members = order[labels[order] == label]
+    for members in by_class(order, labels):
         held = int(holdout * len(members))
         validation.append(members[:held])
         train.append(members[held:])
     if not sum(map(len, validation)):  # every class is tiny: one image of the largest class validates
-        largest = int(np.argmax([len(members) for members in train]))
-        validation[largest], train[largest] = train[largest][:1], train[largest][1:]
+        counts = [len(members) for members in train]
+        largest = int(np.argmax(counts))
+        members = train[largest]
+        validation[largest] = members[:1]
+        train[largest] = members[1:]
     return np.concatenate(train), np.concatenate(validation)
 
 
@@ -69,8 +79,11 @@ def fraction_subset(labels: np.ndarray, fraction: float, seed: int) -> np.ndarra
     if fraction >= 1:
         return np.arange(len(labels), dtype=np.int64)
     order = shuffled(len(labels), seed)
-    classes = [order[labels[order] == label] for label in np.unique(labels)]
-    return np.sort(np.concatenate([members[: max(1, round(fraction * len(members)))] for members in classes]))
+    chosen = []
+    for members in by_class(order, labels):
+        count = max(1, round(fraction * len(members)))
+        chosen.append(members[:count])
+    return np.sort(np.concatenate(chosen))
 
 
 def iid_partition(count: int, clients: int, seed: int) -> list[np.ndarray]:
@@ -91,7 +104,8 @@ def cut_by_shares(members: np.ndarray, shares: np.ndarray, sizes: np.ndarray) ->
     members [n] are groups, sizes [n] the numbers of their images, shares [K] the parts' shares of all these images
     """
     middles = np.cumsum(sizes) - sizes / 2
-    places = np.searchsorted(middles, np.cumsum(shares)[:-1] * sizes.sum())
+    ends = np.cumsum(shares)[:-1] * sizes.sum()
+    places = np.searchsorted(middles, ends)
     return np.split(members, places)
 
 
@@ -109,16 +123,24 @@ def dirichlet_deal(
     order [n] are indices, labels [n] their classes 0..classes-1. The same seed gives the same shares for all images.
     With sizes [n] the indices are those of groups of so many images; see `cut_by_shares`.
     """
-    shares = np.random.RandomState(seed).dirichlet(np.full(clients, alpha), size=classes)
-    sizes = np.ones(len(order), np.int64) if sizes is None else sizes
+    rng = np.random.RandomState(seed)
+    shares = rng.dirichlet(np.full(clients, alpha), size=classes)
+    if sizes is None:
+        sizes = np.ones(len(order), np.int64)
     parts = []
     for label in range(classes):
         is_member = labels == label
-        parts.append(cut_by_shares(order[is_member], shares[label], sizes[is_member]))
+        pieces = cut_by_shares(order[is_member], shares[label], sizes[is_member])
+        parts.append(pieces)
     return [np.concatenate(pieces) for pieces in zip(*parts)]
 
 
-def dirichlet_partition(labels: np.ndarray, clients: int, alpha: float, seed: int) -> list[np.ndarray]:
+def dirichlet_partition(
+    labels: np.ndarray,
+    clients: int,
+    alpha: float,
+    seed: int,
+) -> list[np.ndarray]:
     """0..N-1 shared between clients; the shares of every class are drawn from Dirichlet(alpha).
 
     q_c ~ Dir(alpha * 1_K); client k gets the share q_ck of class c (Hsu et al. 2019; FedIG-A appendix). The draw is
@@ -127,16 +149,20 @@ def dirichlet_partition(labels: np.ndarray, clients: int, alpha: float, seed: in
     """
     _check_pool(len(labels), clients)
     rng = np.random.RandomState(seed)
+    alphas = np.full(clients, alpha)
     classes, sizes = np.unique(labels, return_counts=True)
     for _ in range(REDRAWS):
-        shares = rng.dirichlet(np.full(clients, alpha), size=len(classes))
-        cuts = np.round(np.cumsum(shares, axis=1)[:, :-1] * sizes[:, None]).astype(np.int64)
-        ends = np.concatenate([np.zeros((len(classes), 1), np.int64), cuts, sizes[:, None]], axis=1)
-        if np.diff(ends, axis=1).sum(axis=0).min() < MIN_IMAGES:
+        shares = rng.dirichlet(alphas, size=len(classes))
+        ends = np.cumsum(shares, axis=1) * sizes[:, None]
+        cuts = np.round(ends[:, :-1]).astype(np.int64)
+        counts = np.diff(cuts, axis=1, prepend=0, append=sizes[:, None])  # images of each class and client
+        smallest = counts.sum(axis=0).min()
+        if smallest < MIN_IMAGES:
             continue
-        chunks = [
-            np.split(rng.permutation(np.flatnonzero(labels == label)), places) for label, places in zip(classes, cuts)
-        ]
+        chunks = []
+        for label, places in zip(classes, cuts):
+            members = np.flatnonzero(labels == label)
+            chunks.append(np.split(rng.permutation(members), places))
         return [np.sort(np.concatenate(parts)) for parts in zip(*chunks)]
     raise UserError(
         f"a Dirichlet partition with data.alpha = {alpha} leaves one of {clients} clients with fewer than "
@@ -144,7 +170,12 @@ def dirichlet_partition(labels: np.ndarray, clients: int, alpha: float, seed: in
     )
 
 
-def classes_partition(labels: np.ndarray, clients: int, per_client: int, seed: int) -> list[np.ndarray]:
+def classes_partition(
+    labels: np.ndarray,
+    clients: int,
+    per_client: int,
+    seed: int,
+) -> list[np.ndarray]:
     """0..N-1 shared between clients so that each has `per_client` of the C classes (McMahan et al., AISTATS 2017).
 
     The classes stand in a seeded order, as in a ring, and client k has the `per_client` classes from place k *
@@ -154,35 +185,37 @@ def classes_partition(labels: np.ndarray, clients: int, per_client: int, seed: i
     """
     _check_pool(len(labels), clients)
     present = np.unique(labels)
-    count = len(present)
-    least = math.ceil(count / clients)
-    if not least <= per_client <= count:
-        raise UserError(
-            f"data.classes_per_client is {per_client}: {clients} clients of a domain with {count} classes need between "
-            f"{least} and {count}, so that every class belongs to a client; change it, or data.clients_per_domain"
-        )
-    places = shuffled(count, seed)
+    _check_classes(len(present), clients, per_client)
+    ring = present[shuffled(len(present), seed)]
     owner = np.full(len(labels), -1)
-    for place, label in enumerate(present[places]):
+    for place, label in enumerate(ring):
         owners = []
         for client in range(clients):
             distance = place - client * per_client
-            if distance % count < per_client:
+            if distance % len(ring) < per_client:
                 owners.append(client)
         members = np.flatnonzero(labels == label)
-        order = shuffled(len(members), seed_hash(seed, int(label)))
-        owner[members[order]] = np.resize(owners, len(members))
-    pools = []
-    for client in range(clients):
-        pool = np.flatnonzero(owner == client)
-        pools.append(pool)
-    smallest = min(len(pool) for pool in pools)
+        count = len(members)
+        order = shuffled(count, seed_hash(seed, int(label)))
+        owner[members[order]] = np.resize(owners, count)
+    pools = [np.flatnonzero(owner == client) for client in range(clients)]
+    smallest = min(map(len, pools))
     if smallest < MIN_IMAGES:
         raise UserError(
             f"data.classes_per_client = {per_client} leaves one of {clients} clients with fewer than {MIN_IMAGES} of "
             f"{len(labels)} images; raise it, lower data.clients_per_domain or raise data.fraction"
         )
     return pools
+
+
+def _check_classes(count: int, clients: int, per_client: int) -> None:
+    """UserError where clients with so many of the `count` classes each leave a class to nobody, or lack classes."""
+    least = math.ceil(count / clients)
+    if not least <= per_client <= count:
+        raise UserError(
+            f"data.classes_per_client is {per_client}: {clients} clients of a domain with {count} classes need between "
+            f"{least} and {count}, so that every class belongs to a client; change it, or data.clients_per_domain"
+        )
 
 
 def _check_pool(count: int, clients: int) -> None:

@@ -5,12 +5,14 @@ A table is read in pieces, so that opening one of a million rows takes seconds a
 
 import functools
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 import numpy as np
 import pandas as pd
@@ -19,7 +21,7 @@ from fedsim.common.about import optional
 from fedsim.common.errors import UserError, first_line, nearest
 from fedsim.data.cache import Entry
 from fedsim.data.findings import Finding
-from fedsim.data.folders import Listing
+from fedsim.data.folders import Listing, is_image
 from fedsim.data.image_tree import ImageTree
 from fedsim.data.label_findings import label_findings, name_findings, one_hot_hint
 from fedsim.data.levels import split_domains
@@ -28,14 +30,18 @@ from fedsim.data.names import composed, read_from, refuse_alike, used_of
 from fedsim.data.pixels import MissingImageError
 from fedsim.data.reader import Reader, numbers_of_groups
 from fedsim.data.row import Benchmark
-from fedsim.data.table_paths import advice
-from fedsim.data.text_table import SUFFIXES
+from fedsim.data.text_table import FIRST_ROW, SUFFIXES
 from fedsim.settings import DataSettings, data_root
+from fedsim.settings.data import start_folder
 
 COLUMNS = ("path", "label", "domain", "split", "group")
 PIECE = 20_000  # rows read at a time
-FIRST_ROW = 2  # as an editor counts: the header is row 1
 ODD_PATH = r"^/|//|(?:^|/)\.{1,2}/"  # a path that another one may spell in a shorter way
+ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+DRIVE = re.compile(r"^[A-Za-z]:/*")
+LEVELS_UP = 3  # of the folders above the table's that are looked at for a file
+Version = tuple[int, int]  # size and time of a file
+Names = tuple[tuple[str, str], ...]  # (our name, the file's) of columns
 
 
 @dataclass(frozen=True)
@@ -72,15 +78,22 @@ def named(
         labels_of.setdefault(domain, set()).add(label)
     domains = tuple(sorted(labels_of))
     labels = [labels_of[name] for name in used_of(domains, data.domains)]
-    names = tuple(sorted(set(map(composed, [*classes, *data.classes])).union(*labels)))
-    refuse_alike([*labels, *([name] for name in names)], "labels", where)
+    without_images = map(composed, [*classes, *data.classes])
+    names = tuple(sorted(set(without_images).union(*labels)))
+    alone = [{name} for name in names]
+    refuse_alike(labels + alone, "labels", where)
     if not data.domains:
         refuse_alike([[name] for name in domains], "domains", where)
     if len(names) < 2:
         raise UserError(f"{where}: {len(names)} class(es) in the column of labels; at least 2 are needed")
-    splits = {} if reads_lists(data) else splits
-    joined = tuple(f"{name} ({count:,} images)" for name, count in splits.items()) if len(splits) > 1 else ()
-    return replace(row, domains=domains, classes=names, joined=joined)
+    return replace(row, domains=domains, classes=names, joined=_joined(splits, data))
+
+
+def _joined(splits: Mapping[str, int], data: DataSettings) -> tuple[str, ...]:
+    """The parts of a split with their images, in words, where there are several that the settings do not ask for."""
+    if len(splits) < 2 or reads_lists(data):
+        return ()
+    return tuple(f"{name} ({count:,} images)" for name, count in splits.items())
 
 
 class TableReader(ImageTree):
@@ -95,12 +108,18 @@ class TableReader(ImageTree):
     def listing(self, domain: str) -> Listing:
         """The files of a domain by class, then by path, independent of the order of the rows."""
         rows = self._rows(domain)
-        return Listing(table_file(self.data).parent, tuple(rows["path"]), rows["label"].to_numpy(np.int64))
+        return Listing(
+            folder=table_file(self.data).parent,
+            files=tuple(rows["path"]),
+            labels=rows["label"].to_numpy(np.int64),
+        )
 
     def labels(self, domain: str) -> np.ndarray:
         """Only the labels, from the counts of the classes."""
         counts = facts(self.data).counts
-        return np.repeat(np.arange(len(self.found.classes)), [counts.get((domain, c), 0) for c in self.found.classes])
+        classes = self.found.classes
+        images = [counts.get((domain, name), 0) for name in classes]
+        return np.repeat(np.arange(len(classes)), images)
 
     def listed(self, domain: str, part: str) -> np.ndarray | None:
         """Indices of the images whose split is `part`; None when no row of the domain has it."""
@@ -115,31 +134,35 @@ class TableReader(ImageTree):
 
     def findings(self) -> list[Finding]:
         """What the labels and the domains of the table show; the folders of its files say nothing about its rows."""
-        file, column = table_file(self.data), self.data.column("domain", "domain")
+        file = table_file(self.data)
         labels: Counter[str] = Counter()
         domains: Counter[str] = Counter()
         for (domain, label), count in facts(self.data).counts.items():
             domains[domain] += count
             labels[label] += count if domain in self.found.domains else 0
+        column = self.data.column("label", "label")
+        findings = label_findings(+labels, file, column, self._first_row_of("label"))
+        column = self.data.column("domain", "domain")
+        findings += name_findings(domains, file, column, self._first_row_of("domain"))
         remedy = "name the columns of the domains and of the parts in data.columns.domain and data.columns.split"
-        return [
-            *label_findings(+labels, file, self.data.column("label", "label"), self._first_row_of("label")),
-            *name_findings(domains, file, column, self._first_row_of("domain")),
-            *split_domains(self.found.domains, file, remedy),
-        ]
+        findings += split_domains(self.found.domains, file, remedy)
+        return findings
 
     def missing_text(self, domain: str) -> str:
         """Says which row of a domain is the first one without a file, why, and how many there are; empty for none."""
-        folder = table_file(self.data).parent
+        file = table_file(self.data)
+        folder = file.parent
         paths = self._rows(domain)["path"]
         missing = [path for path in paths if not (folder / path).exists()]
         if not missing:
             return ""
-        row = self._first_row_of("path")(missing[0])
+        first = missing[0]
+        first_row = self._first_row_of("path")
         column = self.data.column("path", "path")
-        count = f"{len(missing):,} of {len(paths):,} files of {domain} are not there; "
-        where = f"{table_file(self.data)}, row {row}, column {column!r}"
-        return f"{where}: no file {missing[0]!r} in {folder.absolute()}; {count}{advice(folder, missing[0])}"
+        where = f"{file}, row {first_row(first)}, column {column!r}"
+        fault = f"no file {first!r} in {folder.absolute()}"
+        count = f"{len(missing):,} of {len(paths):,} files of {domain} are not there"
+        return f"{where}: {fault}; {count}; {_advice(folder, first)}"
 
     def _entry(self, domain: str) -> Entry:
         """A domain's place in the cache; UserError with the row for a file that is not there."""
@@ -155,7 +178,8 @@ class TableReader(ImageTree):
 
         def first_row(value: str) -> int:
             row = FIRST_ROW
-            for piece in pieces(table_file(self.data), dict(_source(self.data)[2]), (name,)):
+            file, _, columns = _source(self.data)
+            for piece in pieces(file, dict(columns), (name,)):
                 places = np.flatnonzero(piece[name] == value)
                 if len(places):
                     return row + int(places[0])
@@ -166,30 +190,34 @@ class TableReader(ImageTree):
 
     def unlisted(self, domain: str, part: str) -> str:
         """No row of the domain has the part."""
+        file = table_file(self.data)
         column = self.data.column("split", "split")
-        return f"{table_file(self.data)}: no row of domain {domain!r} has {part!r} in the column {column!r}; name some"
+        return f"{file}: no row of domain {domain!r} has {part!r} in the column {column!r}; name some"
 
     def _lists(self, domain: str) -> list[bytes]:
         return ["\0".join(self._parts(domain)).encode()]
 
     def _parts(self, domain: str) -> pd.Series:
         """The part of every row of a domain: train, validation, test, or an empty text, which is none of them."""
-        file, column = table_file(self.data), self.data.column("split", "split")
+        file = table_file(self.data)
+        column = self.data.column("split", "split")
         if facts(self.data).splits is None:
-            raise UserError(f"{file} has no column {column!r}, which data.split = 'lists' and data.test_split = 'list' "
-                            "read")  # fmt: skip
+            raise UserError(
+                f"{file} has no column {column!r}, which data.split = 'lists' and data.test_split = 'list' read"
+            )
         texts = self._rows(domain)["split"]
         unknown = sorted(set(texts) - {"", *PARTS})
         if unknown:
-            raise UserError(f"{file}: {unknown[0]!r} in the column {column!r} of domain {domain!r} is none of "
-                            f"{', '.join(PARTS)}; {nearest(unknown[0], PARTS)}leave the cell empty for an unused "
-                            "image")  # fmt: skip
+            place = f"{unknown[0]!r} in the column {column!r} of domain {domain!r}"
+            remedy = f"{nearest(unknown[0], PARTS)}leave the cell empty for an unused image"
+            raise UserError(f"{file}: {place} is none of {', '.join(PARTS)}; {remedy}")
         return texts.map(PARTS).fillna("")
 
     def _rows(self, domain: str) -> pd.DataFrame:
         """Path, label (index of the class) and split of a domain's rows, sorted by label and path."""
         rows = _rows_of(*_source(self.data), domain)
-        return rows.assign(label=rows["label"].map({name: index for index, name in enumerate(self.found.classes)}))
+        index_of = {name: index for index, name in enumerate(self.found.classes)}
+        return rows.assign(label=rows["label"].map(index_of))
 
 
 def table_file(data: DataSettings) -> Path:
@@ -197,7 +225,8 @@ def table_file(data: DataSettings) -> Path:
     file = data_root(data)
     if not file.exists():
         raise UserError(f"data.root: no file {file}{read_from(file)}; name the table's file")
-    if not file.is_file() or file.suffix.lower() not in SUFFIXES:
+    is_table = file.is_file() and file.suffix.lower() in SUFFIXES
+    if not is_table:
         raise UserError(f"data.root: {file} is no table; name a file that ends in {', '.join(SUFFIXES)}")
     return file
 
@@ -207,77 +236,93 @@ def facts(data: DataSettings) -> Facts:
     return _facts(*_source(data))
 
 
-def _source(data: DataSettings) -> tuple[Path, tuple[int, int], tuple[tuple[str, str], ...]]:
+def _source(data: DataSettings) -> tuple[Path, Version, Names]:
     """The table, the version of its file, and the names of its columns."""
     file = table_file(data)
     status = file.stat()
-    return (
-        file,
-        (status.st_size, status.st_mtime_ns),
-        tuple(sorted((name, data.column(name, name)) for name in data.columns)),
-    )
+    version = (status.st_size, status.st_mtime_ns)
+    names = sorted((name, data.column(name, name)) for name in data.columns)
+    return file, version, tuple(names)
 
 
 @functools.lru_cache(maxsize=8)
-def _facts(file: Path, version: tuple[int, int], columns: tuple[tuple[str, str], ...]) -> Facts:
+def _facts(file: Path, version: Version, columns: Names) -> Facts:
     counts: Counter[tuple[str, str]] = Counter()
     splits: Counter[str] | None = None
     _refuse_numbers(file, dict(columns))
     for piece in pieces(file, dict(columns), ("label", "domain", "split")):
         if "split" in piece:
             splits = (splits or Counter()) + Counter(piece["split"])
-        counts.update(piece.groupby(["domain", "label"], sort=False, observed=True).size().to_dict())
+        groups = piece.groupby(["domain", "label"], sort=False, observed=True)
+        counts.update(groups.size().to_dict())
     if not counts:
         raise UserError(f"{file} has no rows")
-    counts_of_parts = None if splits is None else {name: splits[name] for name in sorted(splits) if name in PARTS}
-    return Facts(dict(counts), counts_of_parts)
+    if splits is None:
+        return Facts(dict(counts), None)
+    known_parts = {name: splits[name] for name in sorted(splits) if name in PARTS}
+    return Facts(dict(counts), known_parts)
 
 
 def _refuse_numbers(file: Path, columns: Mapping[str, str]) -> None:
     """UserError for a table without names of files, whose rows are examples by themselves."""
     _names_in_file(file, columns, ("label", "domain", "path"))
-    first = next(pieces(file, columns, ("path",)), pd.DataFrame({"path": []}))["path"]
-    if len(first) and pd.to_numeric(first, errors="coerce").notna().all():
+    first = next(pieces(file, columns, ("path",)), None)
+    if first is None:
+        return
+    numbers = pd.to_numeric(first["path"], errors="coerce")
+    if len(numbers) and numbers.notna().all():
         name = columns.get("path", "path")
-        raise UserError(f"{file}: the column {name!r} holds numbers and no names of files; for a table of numbers set "
-                        "data.dataset = 'arrays'")  # fmt: skip
+        raise UserError(
+            f"{file}: the column {name!r} holds numbers and no names of files; for a table of numbers set "
+            "data.dataset = 'arrays'"
+        )
 
 
 @functools.lru_cache(maxsize=16)
-def _rows_of(file: Path, version: tuple[int, int], columns: tuple[tuple[str, str], ...], domain: str) -> pd.DataFrame:
+def _rows_of(file: Path, version: Version, columns: Names, domain: str) -> pd.DataFrame:
     _refuse_doubles(file, version, columns)
-    of_domain = [piece[piece["domain"] == domain] for piece in pieces(file, dict(columns), COLUMNS)]
-    return pd.concat(of_domain, ignore_index=True).sort_values(["label", "path"], ignore_index=True)
+    of_domain = []
+    for piece in pieces(file, dict(columns), COLUMNS):
+        is_here = piece["domain"] == domain
+        of_domain.append(piece[is_here])
+    rows = pd.concat(of_domain, ignore_index=True)
+    return rows.sort_values(["label", "path"], ignore_index=True)
 
 
 @functools.lru_cache(maxsize=8)
-def _refuse_doubles(file: Path, version: tuple[int, int], columns: tuple[tuple[str, str], ...]) -> None:
+def _refuse_doubles(file: Path, version: Version, columns: Names) -> None:
     """UserError when two rows of any domains name one file, in one spelling or in two ('a/x.png' and './a/x.png').
 
     Such an image could train in one domain and be tested in the other. Only hashes of all paths are kept in memory.
     """
     hashes = np.concatenate([pd.util.hash_array(paths) for paths in _files(file, columns)])
-    order = np.argsort(hashes, kind="stable")
-    alike = set(order[1:][hashes[order[1:]] == hashes[order[:-1]]].tolist())
-    if not alike:
+    in_order = np.sort(hashes)
+    following = in_order[1:]
+    repeated = following[following == in_order[:-1]]
+    if not len(repeated):
         return
-    suspected, row = set(hashes[list(alike)].tolist()), 2  # the header is line 1
     seen: dict[str, int] = {}
+    start = 0
     for paths in _files(file, columns):
-        for number in np.flatnonzero(np.isin(hashes[row - 2 : row - 2 + len(paths)], list(suspected))):
-            first = seen.setdefault(paths[number], row + int(number))
-            if first != row + number:
-                raise UserError(f"{file}: {paths[number]!r} has more than one row (rows {first} and {row + number}); "
-                                "keep one")  # fmt: skip
-        row += len(paths)
+        end = start + len(paths)
+        is_suspected = np.isin(hashes[start:end], repeated)
+        for place in np.flatnonzero(is_suspected).tolist():
+            path = paths[place]
+            row = FIRST_ROW + start + place
+            first = seen.setdefault(path, row)
+            if first != row:
+                raise UserError(f"{file}: {path!r} has more than one row (rows {first} and {row}); keep one")
+        start = end
 
 
-def _files(file: Path, columns: tuple[tuple[str, str], ...]) -> Iterator[np.ndarray]:
+def _files(file: Path, columns: Names) -> Iterator[np.ndarray]:
     """The paths of a table as seen from its folder, each file in one spelling, some rows at a time."""
     for piece in pieces(file, dict(columns), ("path",)):
         paths = piece["path"].to_numpy(dtype=object)
-        for index in np.flatnonzero(piece["path"].str.contains(ODD_PATH)):
-            paths[index] = os.path.relpath(file.parent / paths[index], file.parent)
+        is_odd = piece["path"].str.contains(ODD_PATH)
+        for place in np.flatnonzero(is_odd):
+            path = file.parent / paths[place]
+            paths[place] = os.path.relpath(path, file.parent)
         yield paths
 
 
@@ -287,46 +332,71 @@ def pieces(file: Path, columns: Mapping[str, str], wanted: tuple[str, ...]) -> I
     A missing `split`, and a `group` that the settings do not name, are left out.
     """
     names = _names_in_file(file, columns, wanted)
+    in_file = list(dict.fromkeys(names.values()))
     row = FIRST_ROW
-    for raw in read_pieces(file, list(dict.fromkeys(names.values()))):
-        piece = pd.DataFrame({name: raw[theirs].astype(str).str.strip() for name, theirs in names.items()})
+    for raw in read_pieces(file, in_file):
+        texts = {}
+        for name, theirs in names.items():
+            texts[name] = raw[theirs].astype(str).str.strip()
+        piece = pd.DataFrame(texts)
         _refuse_empty(file, piece, raw, names, row)
         for name in ("label", "domain"):
             if name in piece:
-                piece[name] = piece[name].map({text: composed(text) for text in piece[name].unique()})
+                forms = {text: composed(text) for text in piece[name].unique()}
+                piece[name] = piece[name].map(forms)
         if "split" in piece:
-            piece["split"] = piece["split"].str.lower().mask(raw[names["split"]].isna(), "")
+            is_missing = raw[names["split"]].isna()
+            piece["split"] = piece["split"].str.lower().mask(is_missing, "")
         yield piece
         row += len(piece)
 
 
 def _names_in_file(file: Path, columns: Mapping[str, str], wanted: tuple[str, ...]) -> dict[str, str]:
     """{our name: the file's} of the wanted columns that the file has; UserError for a missing or repeated one."""
-    unknown = [name for name in columns if name not in COLUMNS]
-    if unknown:
-        raise UserError(f"data.columns: no column {unknown[0]!r}; {nearest(unknown[0], COLUMNS)}known: "
-                        f"{', '.join(COLUMNS)}")  # fmt: skip
+    for name in columns:
+        if name not in COLUMNS:
+            hint = f"{nearest(name, COLUMNS)}known: {', '.join(COLUMNS)}"
+            raise UserError(f"data.columns: no column {name!r}; {hint}")
     present = header_of(file)
-    names = {name: columns.get(name, name) for name in wanted if name != "group" or name in columns}
-    for name, theirs in names.items():
-        if theirs not in present and (name != "split" or name in columns):
-            hint = "; a table of numbers is data.dataset = 'arrays'" if name == "path" else ""
-            if name == "label":
-                hint = one_hot_hint(next(read_pieces(file, present), pd.DataFrame()))
-            raise UserError(f"{file} has no column {theirs!r}; {nearest(theirs, present)}it has: {', '.join(present)}; "
-                            f"name it with data.columns.{name}{hint}")  # fmt: skip
-        if present.count(theirs) > 1:
-            raise UserError(f"{file} has {present.count(theirs)} columns {theirs!r}; remove or rename all but one")
-    return {name: theirs for name, theirs in names.items() if theirs in present}
+    names = {}
+    for name in wanted:
+        if name == "group" and name not in columns:
+            continue
+        theirs = columns.get(name, name)
+        count = present.count(theirs)
+        if count > 1:
+            raise UserError(f"{file} has {count} columns {theirs!r}; remove or rename all but one")
+        if count:
+            names[name] = theirs
+        elif name != "split" or name in columns:
+            hint = f"{nearest(theirs, present)}it has: {', '.join(present)}"
+            remedy = f"name it with data.columns.{name}{_other_form(file, name, present)}"
+            raise UserError(f"{file} has no column {theirs!r}; {hint}; {remedy}")
+    return names
+
+
+def _other_form(file: Path, name: str, header: list[str]) -> str:
+    """A hint at what a table may be that lacks our column `name`; empty for none."""
+    if name == "path":
+        return "; a table of numbers is data.dataset = 'arrays'"
+    if name == "label":
+        first = next(read_pieces(file, header), pd.DataFrame())
+        return one_hot_hint(first)
+    return ""
 
 
 def _refuse_separator(file: Path, header: Sequence[str]) -> None:
     """UserError for a text with one column, whose name has another separator between what look like names."""
-    if len(header) == 1 and (signs := [sign for sign in (";", "\t", "|", ",") if sign in header[0]]):
+    if len(header) != 1:
+        return
+    [name] = header
+    for sign in (";", "\t", "|", ","):
+        if sign not in name:
+            continue
         usual = "tabs" if file.suffix.lower() == ".tsv" else "commas"
-        separator = "tabs" if signs[0] == "\t" else repr(signs[0])
+        separator = "tabs" if sign == "\t" else repr(sign)
         raise UserError(
-            f"{file}: its columns are separated by {separator} ({header[0]!r}), and a {file.suffix} file has {usual}; "
+            f"{file}: its columns are separated by {separator} ({name!r}), and a {file.suffix} file has {usual}; "
             "save it with commas as .csv, or with tabs as .tsv"
         )
 
@@ -334,9 +404,10 @@ def _refuse_separator(file: Path, header: Sequence[str]) -> None:
 def _refuse_empty(file: Path, piece: pd.DataFrame, raw: pd.DataFrame, names: Mapping[str, str], row: int) -> None:
     """UserError for an empty cell in a column that needs a value. row: the number of the piece's first row."""
     for name in piece.columns.difference(["split"]):
-        empty = np.flatnonzero(raw[names[name]].isna() | (piece[name] == ""))
-        if len(empty):
-            raise UserError(f"{file}, row {row + empty[0]}: the column {names[name]!r} is empty")
+        theirs = names[name]
+        is_empty = raw[theirs].isna() | (piece[name] == "")
+        for place in np.flatnonzero(is_empty)[:1]:
+            raise UserError(f"{file}, row {row + place}: the column {theirs!r} is empty")
 
 
 def header_of(file: Path) -> list[str]:
@@ -363,7 +434,8 @@ def read_pieces(file: Path, columns: list[str]) -> Iterator[pd.DataFrame]:
         # All columns are read, because pandas does not count a row's fields when it is asked for some of them.
         with _text(file, chunksize=PIECE) as reader:
             for piece in reader:
-                if not isinstance(piece.index, pd.RangeIndex):  # pandas takes the first field as a name of the row
+                is_numbered = isinstance(piece.index, pd.RangeIndex)
+                if not is_numbered:  # pandas takes the first field as a name of the row
                     raise ValueError(f"row 2 has more fields than the header, which has {piece.shape[1]}")
                 yield piece
 
@@ -376,8 +448,9 @@ def _refusals(file: Path) -> Iterator[None]:
     except UserError:
         raise
     except (OSError, ValueError) as error:
+        reason = first_line(error)
         raise UserError(
-            f"cannot read the table {file} ({first_line(error)}); it must be UTF-8 text with a header, or Parquet"
+            f"cannot read the table {file} ({reason}); it must be UTF-8 text with a header, or Parquet"
         ) from None
 
 
@@ -387,4 +460,78 @@ def _text(file: Path, **options: Any) -> Any:
 
 
 def _parquet(file: Path) -> Any:
-    return optional("pyarrow.parquet", "a Parquet table needs pyarrow", "parquet").ParquetFile(file)
+    parquet = optional("pyarrow.parquet", "a Parquet table needs pyarrow", "parquet")
+    return parquet.ParquetFile(file)
+
+
+class Form(NamedTuple):
+    """Another form of a path, and what was changed in it, in words."""
+
+    path: str
+    changes: tuple[str, ...] = ()
+
+    def then(self, path: str, change: str) -> "Form":
+        """The form after one more change; the same form where the change does nothing."""
+        if path == self.path:
+            return self
+        return Form(path, (*self.changes, change))
+
+
+def _advice(folder: Path, path: str) -> str:
+    r"""What to do about a path that names no file seen from the table's folder, a clause.
+
+    _advice(Path("data"), "photos\\a.png")  ->  "it is there as 'photos/a.png': write / for \\"
+    """
+    if ADDRESS.match(path):
+        return "it is an address, and images are read from files: download them, and name the files"
+    for form in _forms(folder, path):
+        if form.changes and (folder / form.path).is_file():
+            return f"it is there as {form.path!r}: {', '.join(form.changes)}"
+    return "correct the path, which is read from the table's folder, or leave the row out"
+
+
+def _forms(folder: Path, path: str) -> Iterator[Form]:
+    """Forms in which a path might name a file, the likely ones first."""
+    form = Form(path).then(path.replace("\\", "/"), "write / for \\")
+    form = form.then(DRIVE.sub("", form.path), "leave out the drive")
+    form = form.then(str(Path(form.path).expanduser()), "write the home folder for ~")
+    decoded = form.then(unquote(form.path), "write signs for their % codes")
+    for each in (form, decoded):
+        for placed in _placed(folder, each):
+            yield placed
+            yield from _completed(folder, placed)
+
+
+def _placed(folder: Path, form: Form) -> Iterator[Form]:
+    """The form as it is, without its first folders, and as seen from other folders."""
+    yield form
+    parts = Path(form.path).parts
+    for count in range(1, len(parts)):
+        shorter = os.path.join(*parts[count:])  # noqa: PTH118  a text, as it stands in the table
+        first = os.path.join(*parts[:count])  # noqa: PTH118
+        yield form.then(shorter, f"leave out {first!r} at the beginning")
+    above = folder.absolute().parents[:LEVELS_UP]
+    below = sorted(each for each in folder.iterdir() if each.is_dir())
+    for other in (start_folder(), *above, *below):
+        seen = os.path.relpath(other / form.path, folder)
+        yield form.then(seen, "it is read from the table's folder")
+
+
+def _completed(folder: Path, form: Form) -> Iterator[Form]:
+    """The form with the name of an image file in its folder, that has another ending or another case."""
+    path = Path(form.path)
+    place = (folder / path).parent
+    if not place.is_dir():
+        return
+    name = path.name
+    stem, _, _ = name.rpartition(".")
+    present = sorted(each.name for each in place.iterdir() if is_image(each.name))
+    for other in present:
+        changed = str(path.with_name(other))
+        other_stem, _, _ = other.rpartition(".")
+        if other_stem == name:
+            yield form.then(changed, "add the ending of the name")
+        elif other.casefold() == name.casefold():
+            yield form.then(changed, "write capital and small letters as the file has them")
+        elif other_stem == stem:
+            yield form.then(changed, "the file has another ending")

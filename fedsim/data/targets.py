@@ -23,10 +23,12 @@ def declared_outputs(data: DataSettings) -> tuple[str, ...]:
     """The names of the targets that the settings give; () where the data name them, and where examples have classes."""
     if data.task not in OF_TENSORS:
         return ()
-    named = data.columns.get("label", "")
-    if data.task == REGRESSION.name:
-        return (named if isinstance(named, str) and named else "label",)
-    return tuple(named) if isinstance(named, list) else tuple(data.classes)
+    names = data.columns.get("label", "")
+    if data.task != REGRESSION.name:
+        return tuple(names) if isinstance(names, list) else tuple(data.classes)
+    if isinstance(names, str) and names:
+        return (names,)
+    return ("label",)
 
 
 def checked_targets(values: np.ndarray, task: str, where: str) -> np.ndarray:
@@ -43,11 +45,18 @@ def checked_targets(values: np.ndarray, task: str, where: str) -> np.ndarray:
     if not fits or (has_number and targets.shape[1] > 1):
         shape = "[N]" if has_number else "[N, L]"
         raise UserError(f"{where} has the shape {list(values.shape)}; data.task = {task!r} needs {shape}")
-    wrong = ~np.isfinite(targets) if has_number else ~np.isin(targets, (0, 1))
-    for row, column in np.argwhere(wrong)[:1]:
-        kind = "no finite number" if has_number else "neither 0 nor 1"
-        raise UserError(f"{where}[{row}]: {targets[row, column]} is {kind}, which data.task = {task!r} needs")
+    is_wrong, fault = wrong_targets(targets, task)
+    for row, column in np.argwhere(is_wrong)[:1]:
+        value = targets[row, column]
+        raise UserError(f"{where}[{row}]: {value} is {fault}, which data.task = {task!r} needs")
     return targets.astype(np.float32)
+
+
+def wrong_targets(targets: np.ndarray, task: str) -> tuple[np.ndarray, str]:
+    """(which of the targets a task cannot have, bool of their shape, what these are, in words)."""
+    if task == REGRESSION.name:
+        return ~np.isfinite(targets), "no finite number"
+    return ~np.isin(targets, (0, 1)), "neither 0 nor 1"
 
 
 def names_of_targets(data: DataSettings, targets: Mapping[str, np.ndarray], where: object) -> tuple[str, ...]:
@@ -60,11 +69,13 @@ def names_of_targets(data: DataSettings, targets: Mapping[str, np.ndarray], wher
         counts[domain] = of_domain.shape[1]
     count, *others = set(counts.values())
     if others:
-        texts = [f"{domain} {number}" for domain, number in counts.items()]
-        raise UserError(f"{where}: the domains have different numbers of labels: {', '.join(texts)}")
+        shown = ", ".join(f"{domain} {number}" for domain, number in counts.items())
+        raise UserError(f"{where}: the domains have different numbers of labels: {shown}")
     if data.task == REGRESSION.name:
         return ("label",)
-    names = tuple(data.classes) or tuple(map(str, range(count)))
+    names = tuple(data.classes)
+    if not names:
+        names = tuple(map(str, range(count)))
     if len(names) != count:
         raise UserError(f"{where}: there are {count} labels, and data.classes names {len(names)}")
     return names
@@ -72,4 +83,6 @@ def names_of_targets(data: DataSettings, targets: Mapping[str, np.ndarray], wher
 
 def kind_of_target(task: str) -> str:
     """What the target of one item of a Dataset must be, in words."""
-    return "a list or tensor of 0 and 1" if task == MULTI_LABEL.name else "a number"
+    if task == MULTI_LABEL.name:
+        return "a list or tensor of 0 and 1"
+    return "a number"

@@ -38,10 +38,7 @@ def read_tensors(dataset: Any, name: str, task: str = "") -> Tensors:
     what the task needs). So it does for a tensor that is neither float nor uint8, that has another shape than the first
     one, or that holds NaN or infinity.
     """
-    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-        raise UserError(f"{name}: {type(dataset).__name__} is no map-style Dataset; it needs __len__ and __getitem__")
-    if not len(dataset):
-        raise UserError(f"{name}: the Dataset is empty; give at least one item (tensor, target)")
+    _check_dataset(dataset, name)
     values: list[torch.Tensor] = []
     numbers: list[int] = []
     targets: list[np.ndarray] = []
@@ -53,18 +50,31 @@ def read_tensors(dataset: Any, name: str, task: str = "") -> Tensors:
             targets.append(_targets(target, task, where))
         else:
             numbers.append(_label(target, where))
-        if values[-1].shape != values[0].shape:
-            shapes = f"{list(values[-1].shape)}, but item 0 has {list(values[0].shape)}"
+        shape, first_shape = list(values[-1].shape), list(values[0].shape)
+        if shape != first_shape:
+            shapes = f"{shape}, but item 0 has {first_shape}"
             raise UserError(f"{where}: its tensor has the shape {shapes}; all items need one shape")
-    labels = np.array(numbers, np.int64) if task not in OF_TENSORS else _stacked(targets, task, name)
+    labels = np.array(numbers, np.int64)
+    if task in OF_TENSORS:
+        labels = _stacked(targets, task, name)
     return Tensors(torch.stack(values).numpy(), labels)
+
+
+def _check_dataset(dataset: Any, name: str) -> None:
+    """Raises UserError for what is no map-style Dataset, and for an empty one."""
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        kind = type(dataset).__name__
+        raise UserError(f"{name}: {kind} is no map-style Dataset; it needs __len__ and __getitem__")
+    if not len(dataset):
+        raise UserError(f"{name}: the Dataset is empty; give at least one item (tensor, target)")
 
 
 def _stacked(targets: list[np.ndarray], task: str, name: str) -> np.ndarray:
     """The targets [Q] of all items as float32 [N, Q], checked; UserError where their numbers differ."""
     counts = sorted({len(target) for target in targets})
     if len(counts) > 1:
-        raise UserError(f"{name}: items have different numbers of labels: {', '.join(map(str, counts))}")
+        shown = ", ".join(map(str, counts))
+        raise UserError(f"{name}: items have different numbers of labels: {shown}")
     return checked_targets(np.stack(targets), task, f"{name}, targets")
 
 
@@ -74,8 +84,9 @@ def _targets(target: Any, task: str, where: str) -> np.ndarray:
         return np.asarray(target, dtype=np.float64).reshape(-1)
     except (TypeError, ValueError, RuntimeError):
         given = repr(target)[:40]
-        raise UserError(f"{where}: its target {given} is not {kind_of_target(task)}, which data.task = {task!r} "
-                        "needs") from None  # fmt: skip
+        raise UserError(
+            f"{where}: its target {given} is not {kind_of_target(task)}, which data.task = {task!r} needs"
+        ) from None
 
 
 def _pair(dataset: Any, index: int, where: str) -> tuple[Any, Any]:
@@ -85,11 +96,15 @@ def _pair(dataset: Any, index: int, where: str) -> tuple[Any, Any]:
     except UserError:
         raise
     except Exception as error:  # the user's own code may raise any error
-        raise UserError(f"{where} cannot be read ({type(error).__name__}: {first_line(error)})") from error
-    if not isinstance(item, tuple | list) or len(item) != 2:
-        size = f" of {len(item)}" if isinstance(item, tuple | list) else ""
-        raise UserError(f"{where} is a {type(item).__name__}{size}, not a pair (tensor, target)")
-    return item[0], item[1]
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise UserError(f"{where} cannot be read ({reason})") from error
+    kind = type(item).__name__
+    if not isinstance(item, tuple | list):
+        raise UserError(f"{where} is a {kind}, not a pair (tensor, target)")
+    if len(item) != 2:
+        raise UserError(f"{where} is a {kind} of {len(item)}, not a pair (tensor, target)")
+    tensor, target = item
+    return tensor, target
 
 
 def _values(tensor: Any, where: str) -> torch.Tensor:
@@ -99,8 +114,8 @@ def _values(tensor: Any, where: str) -> torch.Tensor:
     except TypeError:  # an array of texts or objects
         values = tensor
     if not isinstance(values, torch.Tensor):
-        raise UserError(f"{where}: {type(tensor).__name__} is no tensor; give (tensor, target), such as "
-                        "(torch.tensor([0.5, 1.0]), 0)")  # fmt: skip
+        kind = type(tensor).__name__
+        raise UserError(f"{where}: {kind} is no tensor; give (tensor, target), such as (torch.tensor([0.5, 1.0]), 0)")
     if values.dtype not in READ:
         kind = str(values.dtype).removeprefix("torch.")
         raise UserError(f"{where}: its tensor is {kind}, neither float nor uint8; convert it with .float()")
@@ -129,16 +144,23 @@ def name_classes(labels: Mapping[str, np.ndarray]) -> tuple[str, ...]:
 
     labels: {domain: int64 [N]}, of all domains. Raises UserError for other numbers, and for fewer than two classes.
     """
-    numbers = np.unique(np.concatenate(list(labels.values())))
-    first = int(numbers[0])
-    if first in (0, 1) and len(numbers) >= 2 and int(numbers[-1]) - first + 1 == len(numbers):
-        return tuple(str(number) for number in numbers)
-    text = ", ".join(str(number) for number in numbers[:8]) + (", ..." if len(numbers) > 8 else "")
+    together = np.concatenate(list(labels.values()))
+    numbers = np.unique(together)
+    first, last = int(numbers[0]), int(numbers[-1])
+    has_gap = last - first + 1 > len(numbers)
+    if first in (0, 1) and len(numbers) >= 2 and not has_gap:
+        return tuple(map(str, numbers))
     for domain, of_domain in labels.items():
-        if int(of_domain.min()) < 0:
-            raise UserError(f"{domain}: there is the label {of_domain.min()}; labels are 0 to K-1 or 1 to K")
-    reason = "at least two classes are needed" if len(numbers) < 2 else "they must be 0 to K-1 or 1 to K without a gap"
-    raise UserError(f"{', '.join(labels)}: the labels are {text}; {reason}")
+        least = of_domain.min()
+        if least < 0:
+            raise UserError(f"{domain}: there is the label {least}; labels are 0 to K-1 or 1 to K")
+    shown = ", ".join(map(str, numbers[:8]))
+    if len(numbers) > 8:
+        shown += ", ..."
+    reason = "they must be 0 to K-1 or 1 to K without a gap"
+    if len(numbers) < 2:
+        reason = "at least two classes are needed"
+    raise UserError(f"{', '.join(labels)}: the labels are {shown}; {reason}")
 
 
 def check_labels(labels: np.ndarray, classes: int, name: str) -> None:
@@ -146,9 +168,11 @@ def check_labels(labels: np.ndarray, classes: int, name: str) -> None:
 
     It is for one client alone, whose labels cannot show whether all clients together count from 0 or from 1.
     """
-    outside = labels[(labels < 0) | (labels >= classes)]
-    if not len(outside):
+    is_outside = (labels < 0) | (labels >= classes)
+    if not is_outside.any():
         return
-    counts_from_one = labels.min() >= 1 and labels.max() == classes
-    hint = "they seem to count from 1: subtract 1 on every client" if counts_from_one else "the model has no such class"
-    raise UserError(f"{name}: there is the label {outside[0]}, but {classes} classes are 0 to {classes - 1}; {hint}")
+    hint = "the model has no such class"
+    if labels.min() >= 1 and labels.max() == classes:
+        hint = "they seem to count from 1: subtract 1 on every client"
+    label = labels[is_outside][0]
+    raise UserError(f"{name}: there is the label {label}, but {classes} classes are 0 to {classes - 1}; {hint}")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SUFFIXES = (".csv", ".tsv", ".parquet")  # of files that hold a table
+FIRST_ROW = 2  # as an editor counts: the header is row 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,8 +37,8 @@ class Cells:
             places, texts = column.fillna("").factorize()  # a missing text would have the place of the last one
             return cls(texts.tolist(), places, rows)
         place_of: dict[str, int] = {}
-        places = np.array([place_of.setdefault(text, len(place_of)) for text in column], dtype=np.int64)
-        return cls(list(place_of), places, rows)
+        places = [place_of.setdefault(text, len(place_of)) for text in column]
+        return cls(list(place_of), np.array(places, dtype=np.int64), rows)
 
     def __len__(self) -> int:
         return len(self.places)
@@ -52,10 +53,15 @@ class Cells:
         """Return the text of a row."""
         return self.texts[self.places[position]]
 
+    def row(self, position: int, first: int = FIRST_ROW) -> int:
+        """Return the number of a row in its file, whose first row has the number `first`."""
+        return int(self.rows[position]) + first
+
     def chosen(self, mask: np.ndarray) -> "Cells":
         """Return some of the rows, with those distinct texts that they have."""
-        kept, places = np.unique(self.places[mask], return_inverse=True)
-        return Cells([self.texts[place] for place in kept], places, self.rows[mask])
+        present, places = np.unique(self.places[mask], return_inverse=True)
+        texts = [self.texts[place] for place in present]
+        return Cells(texts, places, self.rows[mask])
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +75,8 @@ class TextTable:
     @classmethod
     def of(cls, frame: "pd.DataFrame") -> "TextTable":
         """Return the table of a frame of texts, whose index has the numbers of its rows."""
-        return cls({str(name): frame[name] for name in frame.columns}, frame.index.to_numpy())
+        columns = {str(name): frame[name] for name in frame.columns}
+        return cls(columns, frame.index.to_numpy())
 
     def __contains__(self, name: str) -> bool:
         return name in self.columns
@@ -85,7 +92,8 @@ class TextTable:
 
     def chosen(self, mask: np.ndarray) -> "TextTable":
         """Return the rows of a mask [N]."""
-        return TextTable({name: column[mask] for name, column in self.columns.items()}, self.rows[mask])
+        columns = {name: column[mask] for name, column in self.columns.items()}
+        return TextTable(columns, self.rows[mask])
 
     def frame(self) -> "pd.DataFrame":
         """Return the table as pandas' frame."""

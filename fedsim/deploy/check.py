@@ -17,7 +17,7 @@ from rich.table import Column, Table
 from fedsim.common.console import console
 from fedsim.common.errors import UserError, printable
 from fedsim.common.lists import first_few
-from fedsim.data import benchmark, client_names, domain_of, resolve_domain
+from fedsim.data import benchmark, client_names, domain_of, resolve_target
 from fedsim.data.client_data import clients_of
 from fedsim.data.findings import read_findings
 from fedsim.data.names import matching
@@ -34,6 +34,7 @@ from fedsim.runs.admission import place_on_sites
 from fedsim.runs.plan import resolve
 from fedsim.settings import Settings, data_root
 from fedsim.settings.experiment import Experiment
+from fedsim.settings.run import NO_TARGET
 
 START_SECONDS = 180.0  # time on a busy machine until the submitted ServerApp asks the sites
 POLL_SECONDS = 0.5
@@ -180,7 +181,7 @@ def with_names(experiment: Experiment, federation: Federation) -> Experiment:
         target = target or sorted(experiment.data.domains)[-1]
     else:
         bench = benchmark(experiment.data)
-        target = resolve_domain(bench, target) if target else bench.domains[-1]
+        target = resolve_target(bench, target) if target else bench.domains[-1]
     return experiment.replace(run={"target": target})
 
 
@@ -305,7 +306,8 @@ def _compare_with(experiment: Experiment, findings: list[Finding]) -> list[str]:
     for finding in findings:
         domains = [target] if finding.site.role == "target" else expected
         if matching(finding.site.domain, domains) is None:
-            finding.notes.append(f"takes no part: the unseen domain is {target!r}")
+            unseen = "no domain is unseen" if target == NO_TARGET else f"the unseen domain is {target!r}"
+            finding.notes.append(f"takes no part: {unseen}")
             finding.notes += finding.problems  # they do not keep this experiment from running
             finding.problems.clear()
             continue

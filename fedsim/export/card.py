@@ -18,6 +18,7 @@ from fedsim.records.record_files import read_record
 from fedsim.records.selection import primary_column
 from fedsim.runs.doubt import DISCLOSED
 from fedsim.settings import RunSettings
+from fedsim.settings.run import NO_TARGET
 
 PACKAGES = ("fedsim", "torch", "torchvision", "timm", "flwr")  # whose versions a card names
 SUMS = (
@@ -146,6 +147,8 @@ def _domains(model: TrainedModel) -> list[str]:
     run = model.experiment.run
     unit = plan.data.unit
     unseen = f"No {unit.removesuffix('s')} of {run.target} was trained on."
+    if run.target == NO_TARGET:
+        unseen = "No domain was left out, so that no number here says how the model does on a new one."
     if plan.recipe.uses_target_unlabelled:
         share = f"{100 * data.adapt_share:.0f} %"
         unseen = (

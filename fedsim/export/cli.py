@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedsim.common.console import console, errors, say
-from fedsim.common.errors import printable
+from fedsim.common.errors import UserError, printable
 from fedsim.common.files import atomic_write
 from fedsim.common.tasks import BINARY, TASKS
+from fedsim.settings.run import NO_TARGET
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -70,6 +71,8 @@ def _of_target(model: "TrainedModel") -> "Evaluation":
 
     data = model.experiment.data
     target = model.experiment.run.target
+    if target == NO_TARGET:
+        raise UserError("this run left no domain out, so that it has no unseen one; name other data with --data")
     refuse_other_classes(model)
     images, labels, indices = load_target(data, target)
     _note(other_images(model))

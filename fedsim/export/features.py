@@ -32,6 +32,7 @@ from fedsim.records.environment import read_environment
 from fedsim.records.reading import read_settings
 from fedsim.runs.plan import Plan
 from fedsim.settings.experiment import Experiment
+from fedsim.settings.run import NO_TARGET
 
 # Ten classes are common, so there are four colours more. Black stays free for the unseen domain.
 HUES = (*(color for color in COLORS if color != "#000000"), "#882255", "#999933", "#6B3D00", "#332288")
@@ -166,7 +167,8 @@ def features_figure(
     for panel in by_class:
         scatter(panel, points, classes, list(data.classes), "by class")
     names = [f"{name} (unseen)" if name == run.target else name for name in data.domains]
-    scatter(by_domain, points, domains, names, "by domain", data.domains.index(run.target))
+    unseen = -1 if run.target == NO_TARGET else data.domains.index(run.target)
+    scatter(by_domain, points, domains, names, "by domain", unseen)
     title = f"{method_label(experiment)}, unseen {run.target}, seed {run.seed}"
     figure.suptitle(f"t-SNE of the best model's features: {title}")
     return figure

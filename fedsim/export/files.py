@@ -21,6 +21,7 @@ from fedsim.data.augment import to_float
 from fedsim.data.cache import remove_leftovers
 from fedsim.export.trained import TrainedModel, describe
 from fedsim.models.infer.base import Infer
+from fedsim.settings.run import NO_TARGET
 
 TOLERANCE = 1e-3  # the largest allowed difference, divided by the largest logit
 ROUNDING = 1e-6  # of float32, by which a probability may miss the end of a set
@@ -85,11 +86,14 @@ def _largest_difference(runner: Runner, images: Tensor, expected: np.ndarray) ->
 def comparison_images(model: TrainedModel) -> tuple[Tensor, str]:
     """Returns (float images in [0, 1], a text that says which they are) of the run's unseen domain.
 
-    They are random images when the domain is not on this machine.
+    They are of the first domain where none is unseen, and random images when the domain is not on this machine.
     """
     experiment = model.experiment
+    domain = experiment.run.target
+    if domain == NO_TARGET:
+        domain = model.plan.data.domains[0]
     try:
-        images, _, indices = load_target(experiment.data, experiment.run.target)
+        images, _, indices = load_target(experiment.data, domain)
     except UserError:
         generator = torch.Generator().manual_seed(0)
         noise = torch.rand((IMAGES, *model.shape), generator=generator)
@@ -100,7 +104,7 @@ def comparison_images(model: TrainedModel) -> tuple[Tensor, str]:
     real = torch.from_numpy(chosen)
     if model.plan.data.images:
         real = to_float(real)
-    return real, f"{count} {model.plan.data.unit} of {experiment.run.target}"
+    return real, f"{count} {model.plan.data.unit} of {domain}"
 
 
 class WithDoubt(nn.Module):

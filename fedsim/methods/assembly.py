@@ -162,7 +162,8 @@ def _check_privacy(experiment: Experiment, recipe: Recipe, net: nn.Module) -> No
 def check_local_privacy(experiment: Experiment, recipe: Recipe, net: nn.Module, setting: str) -> None:
     """Raise UserError when noise would make tensors invalid, or when a client sends more than its perturbed model."""
     if recipe.fuse.masked:
-        raise UserError(f"{setting} perturbs the model that leaves a client, which secure_mean masks; use one")
+        fuse = part_name(recipe.fuse)
+        raise UserError(f"{setting} perturbs the model that leaves a client, which {fuse} masks; use one")
     if recipe.compress:
         raise UserError(f"{setting} perturbs the model that leaves a client, which {part_name(recipe.compress)} would "
                         "compress before the noise; use one of the two")  # fmt: skip

@@ -44,6 +44,7 @@ from fedsim.runs.processes import check_processes
 from fedsim.settings.experiment import Experiment
 from fedsim.settings.model import weights_file
 from fedsim.settings.paths import with_absolute_paths
+from fedsim.settings.run import NO_TARGET
 from strategies.model import ServerModel
 from strategies.parts import Place
 
@@ -220,6 +221,9 @@ def check_sent_data(plan: Plan, checkpoint: Checkpoint | None, data: Fingerprint
 def refuse_records(plan: Plan) -> None:
     """Raises UserError where a run cannot record what `run.record` asks for."""
     run, recipe = plan.experiment.run, plan.recipe
+    if "alpha" in run.record and run.target == NO_TARGET:
+        raise UserError(f"run.record = 'alpha' is of images of the unseen domain, and with run.target = {NO_TARGET!r} "
+                        "there is none; take 'alpha' out of run.record")  # fmt: skip
     if "alpha" in run.record and "alpha" not in recipe.infer.quantities:
         raise UserError(
             "run.record = 'alpha' needs an inference rule with an alpha for each image (zero_shot_adapter, that of "

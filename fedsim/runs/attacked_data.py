@@ -6,6 +6,7 @@ from fedsim.common.errors import UserError, nearest
 from fedsim.common.tasks import TASKS
 from fedsim.data import Benchmark, ClientData, domain_of
 from fedsim.methods.recipe import Recipe
+from fedsim.parts.part import part_name
 from fedsim.settings.attackers import OF_LABELS, Attack, attack_on, liars_text, parse_attack
 from fedsim.settings.experiment import Experiment
 
@@ -29,9 +30,10 @@ def refuse_attackers(experiment: Experiment, recipe: Recipe, bench: Benchmark, c
             if not TASKS[bench.task].has_classes:
                 raise UserError(f"run.attackers: {attack.name} changes classes, and the task here is {bench.task}")
         elif recipe.fuse.masked:
+            fuse = part_name(recipe.fuse)
             raise UserError(
-                f"run.attackers: {attack.name} changes an update, and secure_mean has masked it already; attack the "
-                f"labels ({', '.join(OF_LABELS)})"
+                f"run.attackers: {attack.name} changes an update, and {fuse} has masked it already; attack the labels "
+                f"({', '.join(OF_LABELS)})"
             )
         copied = attack.client
         if copied and (copied not in clients or attack_on(run.attackers, copied)):

@@ -8,6 +8,7 @@ from fedsim.common.cores import free_cores
 from fedsim.common.tasks import scores, task_in
 from fedsim.records.selection import DEFAULT_RULE, rule_title
 from fedsim.settings.experiment import Experiment
+from fedsim.settings.run import NO_TARGET
 
 LOG = "run.log"
 
@@ -46,11 +47,14 @@ class LogLines:
     def on_end(self, summary: dict) -> None:
         """Logs the result of the run."""
         task = task_in(summary, "best_validation_target_")
-        value, round = summary[f"best_validation_target_{task.metric}"], summary["best_validation_round"]
+        place, quantity = summary["target"], "target"
+        if place == NO_TARGET:
+            place, quantity = "the validation of all domains", "mean_validation"
+        value, round = summary[f"best_validation_{quantity}_{task.metric}"], summary["best_validation_round"]
         if round is None:  # the validation is NaN in every round
             logger.info("done: no round has a validation (%s)", self.basis)
         else:
-            logger.info("done: %s on %s (round %d, %s)", task.text(value), summary["target"], round, self.basis)
+            logger.info("done: %s on %s (round %d, %s)", task.text(value), place, round, self.basis)
 
     def on_failure(self, error: BaseException) -> None:
         """Logs why the run stopped."""

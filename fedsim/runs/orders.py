@@ -18,23 +18,22 @@ def orders(plan: Plan, examples: Mapping[str, int]) -> dict[str, dict[str, float
     grows = augment is not None and type(augment).copies is not Augment.copies
     if grows or plan.recipe.pooled or not all(examples.values()):
         return {}
+    counts = list(examples.values())
+    # Under a budget of FedAvg's amount, rounds differ by the fractions that they hand over.
+    least = fedavg_amount(max(counts), plan.experiment.train)
     amounts = {}
     for place, client in enumerate(examples):
-        amount = order_of(plan, list(examples.values()), place)
+        amount = order_of(plan, counts, place, least)
         amounts[client] = amount._asdict()
     return amounts
 
 
-def order_of(plan: Plan, counts: list[int], place: int) -> Amount:
-    """What the parts plan for the client at this place, and at least what FedAvg would plan for the largest client.
-
-    Under a budget of FedAvg's amount, rounds differ by the fractions that they hand over.
-    """
+def order_of(plan: Plan, counts: list[int], place: int, least: Amount) -> Amount:
+    """What the parts plan for the client at this place, and at least what FedAvg plans for the largest client."""
     images = steps = 0.0
     for phase in (plan.recipe.prelude, "train"):
         if phase:
             planned = planned_of(plan, counts, place, phase)
             images += planned.images
             steps += planned.steps
-    plain = fedavg_amount(max(counts), plan.experiment.train)
-    return Amount(max(images, plain.images), max(steps, plain.steps))
+    return Amount(max(images, least.images), max(steps, least.steps))

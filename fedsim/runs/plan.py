@@ -13,7 +13,7 @@ import torch
 from fedsim.common.cores import free_cores
 from fedsim.common.errors import UserError, nearest
 from fedsim.common.tasks import OF_CLASSES, REGRESSION, TASKS
-from fedsim.data import Benchmark, benchmark, client_names, domain_of, resolve_domain
+from fedsim.data import Benchmark, benchmark, client_names, domain_of, resolve_domain, resolve_target
 from fedsim.data.augment import check_joint, find_augmentation
 from fedsim.methods.assembly import assemble, build_net, build_recipe
 from fedsim.methods.recipe import Recipe
@@ -27,6 +27,7 @@ from fedsim.runs.no_effect import refuse_no_effect
 from fedsim.runs.privacy_account import refuse_budget
 from fedsim.settings import TrainSettings
 from fedsim.settings.experiment import Experiment
+from fedsim.settings.run import NO_TARGET
 
 ADAPT_SHARE = 0.5  # of the unseen domain's images, for methods that train on them without labels
 POOLED = "pooled"  # the only client of a recipe that pools all source data
@@ -115,8 +116,8 @@ def resolve(experiment: Experiment, recorded: bool = False, bench: Benchmark | N
         if experiment.run.select_by in OF_CLASSES and not TASKS[bench.task].has_classes:
             raise UserError(f"run.select_by: {experiment.run.select_by} is a metric of classes, which the task "
                             f"{bench.task} has none of; set it to primary or loss")  # fmt: skip
-    if recipe.uses_target_unlabelled and not experiment.data.adapt_share:
-        experiment = experiment.replace(data={"adapt_share": ADAPT_SHARE})
+    if recipe.uses_target_unlabelled:
+        experiment = _with_unlabelled(experiment)
     if recipe.pooled:
         clients: tuple[str, ...] = (POOLED,)
     else:
@@ -210,6 +211,16 @@ def check_loss(train: TrainSettings, recipe: Recipe, bench: Benchmark) -> None:
                         "train.focal; leave both at their defaults")  # fmt: skip
 
 
+def _with_unlabelled(experiment: Experiment) -> Experiment:
+    """Returns the experiment with a share of the unseen domain that trains unlabelled; UserError without one."""
+    if experiment.run.target == NO_TARGET:
+        raise UserError(f"{experiment.method_name} trains on unlabelled images of the unseen domain, and there is none "
+                        f"with run.target = {NO_TARGET!r}; name a domain")  # fmt: skip
+    if experiment.data.adapt_share:
+        return experiment
+    return experiment.replace(data={"adapt_share": ADAPT_SHARE})
+
+
 def _with_size(experiment: Experiment) -> Experiment:
     """Returns the experiment with the size of its images: that of the weights where the settings leave it open."""
     if experiment.data.image_size:
@@ -240,7 +251,7 @@ def complete(experiment: Experiment) -> Experiment:
 def _with_target(experiment: Experiment, bench: Benchmark, recorded: bool = False) -> Experiment:
     """Returns the experiment with its unseen domain and its validation domain as the data set spells them."""
     domains = bench.domains
-    target = resolve_domain(bench, experiment.run.target) if experiment.run.target else domains[-1]
+    target = resolve_target(bench, experiment.run.target) if experiment.run.target else domains[-1]
     if len(domains) < 2:
         raise UserError(f"{experiment.data.dataset} has one domain only ({domains[0]}); leave-one-domain-out needs two")
     changes = {"target": target}

@@ -11,7 +11,6 @@ from flwr.serverapp import Grid
 from fedsim.common.errors import UserError
 from fedsim.data import Benchmark
 from fedsim.data.findings import Finding, lines_of, refuse_grave
-from fedsim.data.of_apps import NO_TARGET
 from fedsim.data.scaling import scale_of
 from fedsim.data.tensor_records import scale_record
 from fedsim.methods.registry import packages_of
@@ -38,6 +37,7 @@ from fedsim.runs.workspace import Workspace, open_workspace, set_threads
 from fedsim.settings.experiment import Experiment
 from fedsim.settings.paths import with_own_folders
 from fedsim.settings.plugins import outside_versions
+from fedsim.settings.run import NO_TARGET
 from fedsim.tensors.arrays import record_to_arrays
 from fedsim.tensors.records import Config
 from strategies.base import FedDG, Sink

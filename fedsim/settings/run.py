@@ -9,11 +9,13 @@ from fedsim.settings.attackers import checked
 from fedsim.settings.effect import Above, Only
 from fedsim.settings.sections import Settings, folder_name
 
+NO_TARGET = "no-target"  # the unseen domain of a run in which all domains train
+
 
 class RunSettings(Settings):
     """[run]: which domain is unseen, where the run is computed, what is kept, and what follows a client's failure."""
 
-    target: str = Field("", description="the unseen domain; empty: the last one")
+    target: str = Field("", description="the unseen domain; empty: the last one; no-target: none, all domains train")
     seed: int = Field(0, ge=0)
     label: Annotated[str, AfterValidator(folder_name)] = Field(
         "", description="text that distinguishes this run from other runs of the same method; a sweep's grid sets it"

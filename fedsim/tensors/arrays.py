@@ -7,7 +7,7 @@ import functools
 import io
 import math
 from collections.abc import Collection, Mapping
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -15,10 +15,16 @@ from flwr.app import Array, ArrayRecord
 from numpy.lib import format as npy
 from torch import nn
 
+Tensors = Mapping[str, torch.Tensor]
+Arrays = Mapping[str, np.ndarray]
 NUMPY_STYPE = "numpy.ndarray"  # Flower's name of the .npy format
 _PREFIX = 10  # bytes before the header in .npy version 1: magic (6), version (2), length of the header (2)
 _VIEW = "fedsim_view"  # the attribute of an Array that was decoded by `keep_views`
 _MAX_HEADER = 10_000  # numpy's own limit, a protection against harmful headers
+_READERS = {  # of a header, by the version of the format
+    (1, 0): npy.read_array_header_1_0,
+    (2, 0): npy.read_array_header_2_0,
+}
 
 
 # ------------------------------------------------------------------------------------------------------------- encode
@@ -27,8 +33,12 @@ _MAX_HEADER = 10_000  # numpy's own limit, a protection against harmful headers
 @functools.lru_cache(maxsize=4096)
 def _header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
     """The .npy header of a C-ordered array; cached, because the same few hundred are needed in every round."""
+    entry = {
+        "descr": npy.dtype_to_descr(dtype),
+        "fortran_order": False,
+        "shape": shape,
+    }
     buffer = io.BytesIO()
-    entry = {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     npy.write_array_header_1_0(buffer, entry)
     return buffer.getvalue()
 
@@ -40,19 +50,29 @@ def _dtype_name(dtype: np.dtype) -> str:
 
 def _encode(name: str, value: torch.Tensor | np.ndarray) -> Array:
     try:
-        array = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+        if isinstance(value, torch.Tensor):
+            value = value.detach().cpu().numpy()
+        array = np.asarray(value)
     except TypeError as error:  # bfloat16 and similar types do not exist in NumPy
         raise ValueError(f"{name}: {error}") from None
     if array.dtype.hasobject:
         raise ValueError(f"{name}: arrays of Python objects cannot be sent")
-    return array_of(_dtype_name(array.dtype), array.shape, NUMPY_STYPE, _npy(_header(array.dtype, array.shape), array))
+    header = _header(array.dtype, array.shape)
+    return array_of(
+        dtype=_dtype_name(array.dtype),
+        shape=array.shape,
+        stype=NUMPY_STYPE,
+        data=_npy(header, array),
+    )
 
 
 def _npy(header: bytes, array: np.ndarray) -> bytes:
     """The header and the values in C order, by one copy, whatever the layout of the array (channels-last, for one)."""
     if array.flags.c_contiguous:
-        return b"".join((header, array.reshape(-1).view(np.uint8)))
-    buffer = io.BytesIO(bytes(len(header) + array.nbytes))
+        payload = array.reshape(-1).view(np.uint8)
+        return b"".join((header, payload))
+    size = len(header) + array.nbytes
+    buffer = io.BytesIO(bytes(size))
     with buffer.getbuffer() as view:
         view[: len(header)] = header
         np.copyto(np.frombuffer(view, array.dtype, offset=len(header)).reshape(array.shape), array)
@@ -60,7 +80,8 @@ def _npy(header: bytes, array: np.ndarray) -> bytes:
 
 
 def state_to_record(
-    state: Mapping[str, torch.Tensor | np.ndarray], names: Collection[str] | None = None
+    state: Mapping[str, torch.Tensor | np.ndarray],
+    names: Collection[str] | None = None,
 ) -> ArrayRecord:
     """ArrayRecord of a state's tensors by name (all, or `names` in their order); dtypes and 0-d shapes are kept.
 
@@ -75,10 +96,16 @@ def state_to_record(
     missing = [name for name in listed if name not in state]
     if missing:
         raise ValueError(f"state lacks {missing[0]!r} ({len(missing)} missing)")
-    return record_of({name: _encode(name, state[name]) for name in listed})
+    arrays = {name: _encode(name, state[name]) for name in listed}
+    return record_of(arrays)
 
 
-def array_of(dtype: str, shape: tuple[int, ...], stype: str, data: bytes | memoryview) -> Array:
+def array_of(
+    dtype: str,
+    shape: tuple[int, ...],
+    stype: str,
+    data: bytes | memoryview,
+) -> Array:
     """An Array of fields that are known to be well-formed; Flower's constructor takes longer and no memoryview."""
     array = Array.__new__(Array)
     array.__dict__.update(dtype=dtype, shape=shape, stype=stype, data=data)
@@ -99,32 +126,51 @@ def record_of(arrays: Mapping[str, Array]) -> ArrayRecord:
 # ------------------------------------------------------------------------------------------------------------- decode
 
 
+class _Header(NamedTuple):
+    """What the header of .npy data says of the array; `nbytes` is the size of its payload."""
+
+    dtype: np.dtype
+    dtype_name: str
+    shape: tuple[int, ...]
+    order: Literal["C", "F"]
+    nbytes: int
+
+
 @functools.lru_cache(maxsize=4096)
-def _parse_header(header: bytes) -> tuple[np.dtype, str, tuple[int, ...], Literal["C", "F"], int]:
-    """(dtype, its name, shape, order, bytes of the payload) of a whole .npy header. Raises ValueError for a bad one."""
+def _parse_header(header: bytes) -> _Header:
+    """Reads a whole .npy header. Raises ValueError for a malformed one."""
     buffer = io.BytesIO(header)
     version = npy.read_magic(buffer)
-    read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
-    if read is None:
+    if version not in _READERS:
         raise ValueError(f"unsupported .npy version {version}")
     try:
-        shape, fortran_order, dtype = read(buffer, max_header_size=_MAX_HEADER)
+        shape, fortran_order, dtype = _READERS[version](buffer, max_header_size=_MAX_HEADER)
     except Exception as error:  # numpy's parser may raise any error for a harmful header, e.g. TokenError
         raise ValueError(f"malformed .npy header ({type(error).__name__})") from None
     if dtype.hasobject:
         raise ValueError("arrays of Python objects are refused")
     if any(size < 0 for size in shape):
         raise ValueError(f"negative size in shape {shape}")
-    return dtype, str(dtype), shape, "F" if fortran_order else "C", math.prod(shape) * dtype.itemsize
+    return _Header(
+        dtype,
+        dtype_name=str(dtype),
+        shape=shape,
+        order="F" if fortran_order else "C",
+        nbytes=math.prod(shape) * dtype.itemsize,
+    )
 
 
 def _split(data: bytes | memoryview) -> tuple[bytes, int]:
-    """(the header of .npy bytes, the position where the payload starts)."""
-    if len(data) < _PREFIX + 2 or data[:6] != npy.MAGIC_PREFIX:
+    """Returns (the header of .npy bytes, the position where the payload starts). Raises ValueError for other bytes."""
+    is_npy = data[:6] == npy.MAGIC_PREFIX
+    if not is_npy or len(data) < _PREFIX + 2:
         raise ValueError("not .npy data")
     width = 2 if data[6] == 1 else 4
-    start = 8 + width + int.from_bytes(data[8 : 8 + width], "little")
-    if start > len(data) or start > _MAX_HEADER + _PREFIX + 2:
+    length = int.from_bytes(data[8 : 8 + width], "little")
+    start = 8 + width + length
+    is_truncated = start > len(data)
+    is_oversized = start > _MAX_HEADER + _PREFIX + 2
+    if is_truncated or is_oversized:
         raise ValueError("truncated or oversized .npy header")
     return bytes(data[:start]), start  # a copy, because the header is cached and a view would keep the whole buffer
 
@@ -134,14 +180,17 @@ def _decode(array: Array) -> np.ndarray:
         raise ValueError(f"serialization {array.stype!r} is not {NUMPY_STYPE!r}")
     header, start = _split(array.data)
     dtype, name, shape, order, expected = _parse_header(header)
-    if (name, shape) != (array.dtype, tuple(array.shape)):
-        raise ValueError(f"declared {array.dtype}{list(array.shape)} but holds {dtype}{list(shape)}")
+    declared = array.dtype, tuple(array.shape)
+    if declared != (name, shape):
+        content = f"{name}{list(shape)}"
+        raise ValueError(f"declared {array.dtype}{list(array.shape)} but holds {content}")
     present = len(array.data) - start
-    if expected != present:
+    if present != expected:
         raise ValueError(f"payload of {present} bytes, {expected} expected")
-    if not expected:
+    if not present:
         return np.empty(shape, dtype)
-    return np.frombuffer(array.data, dtype, offset=start).reshape(shape, order=order)
+    values = np.frombuffer(array.data, dtype, offset=start)
+    return values.reshape(shape, order=order)
 
 
 def record_to_arrays(record: ArrayRecord) -> dict[str, np.ndarray]:
@@ -151,8 +200,9 @@ def record_to_arrays(record: ArrayRecord) -> dict[str, np.ndarray]:
     """
     arrays = {}
     for name, array in record.items():
+        view = array.__dict__.get(_VIEW)
         try:
-            arrays[name] = array.__dict__[_VIEW] if _VIEW in array.__dict__ else _decode(array)
+            arrays[name] = _decode(array) if view is None else view
         except ValueError as error:
             raise ValueError(f"array {name!r}: {error}") from None
     return arrays
@@ -175,15 +225,20 @@ class _Writable:
     """
 
     def __init__(self, array: np.ndarray) -> None:
-        pointer, _ = array.__array_interface__["data"]
+        interface = dict(array.__array_interface__)
+        pointer, _ = interface["data"]
+        interface["data"] = (pointer, False)  # not read-only
         self.array = array  # the array must exist as long as the tensor uses its memory
-        self.__array_interface__ = {**array.__array_interface__, "data": (pointer, False)}
+        self.__array_interface__ = interface
 
 
 def _as_tensor(array: np.ndarray) -> torch.Tensor:
-    if not array.flags.writeable:
-        array = np.asarray(_Writable(array)) if array.size else array.copy()
-    return torch.from_numpy(array)
+    if array.flags.writeable:
+        return torch.from_numpy(array)
+    if not array.size:
+        return torch.from_numpy(array.copy())
+    writable = np.asarray(_Writable(array))
+    return torch.from_numpy(writable)
 
 
 @functools.lru_cache(maxsize=64)
@@ -195,8 +250,8 @@ def _numpy_dtype(dtype: torch.dtype) -> np.dtype | None:
 
 
 def load_arrays(
-    model: nn.Module | Mapping[str, torch.Tensor],
-    arrays: Mapping[str, np.ndarray],
+    model: nn.Module | Tensors,
+    arrays: Arrays,
     strict_names: Collection[str] | None = None,
 ) -> None:
     """Copies arrays into the model's parameters and buffers of the same names, in place.
@@ -208,58 +263,91 @@ def load_arrays(
     """
     state = model.state_dict() if isinstance(model, nn.Module) else model
     expected = set(state if strict_names is None else strict_names)
-    for name in sorted(expected - state.keys()):
-        raise ValueError(f"the model has no tensor {name!r}")
-    for name in sorted(expected - arrays.keys()):
-        raise ValueError(f"missing tensor {name!r}")
-    for name in sorted(arrays.keys() - expected):
-        raise ValueError(f"unexpected tensor {name!r}")
+    _check_names(state, arrays, expected)
     for name, array in arrays.items():
-        tensor = state[name]
-        if array.shape != tensor.shape:
-            raise ValueError(f"{name!r}: shape {array.shape}, the model has {tuple(tensor.shape)}")
-        if array.dtype != _numpy_dtype(tensor.dtype):
-            raise ValueError(f"{name!r}: dtype {array.dtype}, the model has {tensor.dtype}")
-    if not all(state[name].is_cpu for name in arrays):
-        fill(state, {name: _as_tensor(array) for name, array in arrays.items()})
+        _check_tensor(name, array, state[name])
+    is_on_cpu = all(state[name].is_cpu for name in arrays)
+    if not is_on_cpu:
+        tensors = {name: _as_tensor(array) for name, array in arrays.items()}
+        fill(state, tensors)
         return
     with torch.no_grad():
         for name, array in arrays.items():
-            np.copyto(state[name].numpy(), array)
+            values = state[name].numpy()
+            np.copyto(values, array)
+
+
+def _check_names(
+    state: Tensors,
+    arrays: Arrays,
+    expected: set[str],
+) -> None:
+    """Raises ValueError for the first expected name that the model or the arrays lack, or for one too many."""
+    unknown = expected - state.keys()
+    if unknown:
+        raise ValueError(f"the model has no tensor {min(unknown)!r}")
+    missing = expected - arrays.keys()
+    if missing:
+        raise ValueError(f"missing tensor {min(missing)!r}")
+    unexpected = arrays.keys() - expected
+    if unexpected:
+        raise ValueError(f"unexpected tensor {min(unexpected)!r}")
+
+
+def _check_tensor(name: str, array: np.ndarray, tensor: torch.Tensor) -> None:
+    """Raises ValueError for an array of another shape or type than the model's tensor."""
+    shape = tuple(tensor.shape)
+    if array.shape != shape:
+        raise ValueError(f"{name!r}: shape {array.shape}, the model has {shape}")
+    if array.dtype != _numpy_dtype(tensor.dtype):
+        raise ValueError(f"{name!r}: dtype {array.dtype}, the model has {tensor.dtype}")
 
 
 @torch.no_grad()
-def fill(state: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]) -> None:
+def fill(state: Tensors, values: Tensors) -> None:
     """Copies values into the tensors of the same names, which all are on one device."""
-    if values:
-        tensors = [state[name] for name in values]
-        torch._foreach_copy_(tensors, list(moved(values, tensors[0].device).values()))
+    if not values:
+        return
+    tensors = [state[name] for name in values]
+    placed = moved(values, tensors[0].device)
+    torch._foreach_copy_(tensors, list(placed.values()))
 
 
 @torch.no_grad()
-def moved(tensors: Mapping[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
+def moved(tensors: Tensors, device: torch.device) -> dict[str, torch.Tensor]:
     """The tensors on a device, in their order; those that are there are not copied.
 
     The others go in one copy for each type, since the host waits for every copy from or to a GPU: a network of a few
     hundred tensors would wait a few hundred times. To a GPU they go from pinned memory, and the host does not wait.
     They share the memory of that copy.
     """
-    placed, to_gpu = {name: tensor.detach() for name, tensor in tensors.items()}, device.type == "cuda"
-    away = [name for name, tensor in placed.items() if tensor.device != device]
-    for dtype in {placed[name].dtype for name in away}:
-        names = [name for name in away if placed[name].dtype == dtype]
+    placed = {name: tensor.detach() for name, tensor in tensors.items()}
+    to_gpu = device.type == "cuda"
+    names_of_type: dict[torch.dtype, list[str]] = {}
+    for name, tensor in placed.items():
+        if tensor.device != device:
+            names_of_type.setdefault(tensor.dtype, []).append(name)
+    for dtype, names in names_of_type.items():
         parts = [placed[name].reshape(-1) for name in names]
         sizes = [part.numel() for part in parts]
-        joined = torch.empty(sum(sizes), dtype=dtype, device=parts[0].device, pin_memory=to_gpu)
-        flat = torch.cat(parts, out=joined).to(device, non_blocking=to_gpu)
+        joined = torch.empty(
+            sum(sizes),
+            dtype=dtype,
+            device=parts[0].device,
+            pin_memory=to_gpu,
+        )
+        torch.cat(parts, out=joined)
+        flat = joined.to(device, non_blocking=to_gpu)
         for name, values in zip(names, flat.split(sizes), strict=True):
-            placed[name] = values.view(placed[name].shape)
+            shape = placed[name].shape
+            placed[name] = values.view(shape)
     return placed
 
 
-def to_arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
+def to_arrays(tensors: Tensors) -> dict[str, np.ndarray]:
     """The values of tensors, in their order; those of the CPU share the memory of their tensors."""
-    return {name: tensor.numpy() for name, tensor in moved(tensors, torch.device("cpu")).items()}
+    on_cpu = moved(tensors, torch.device("cpu"))
+    return {name: tensor.numpy() for name, tensor in on_cpu.items()}
 
 
 # ------------------------------------------------------------------------------------------------------------ measures
@@ -267,9 +355,13 @@ def to_arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
 
 def nbytes(arrays: ArrayRecord | Mapping[str, np.ndarray | torch.Tensor]) -> int:
     """Payload bytes of the tensors, without headers."""
-    if isinstance(arrays, ArrayRecord):
-        return sum(math.prod(array.shape) * np.dtype(array.dtype).itemsize for array in arrays.values())
-    return sum(value.nbytes for value in arrays.values())
+    if not isinstance(arrays, ArrayRecord):
+        return sum(value.nbytes for value in arrays.values())
+    total = 0
+    for array in arrays.values():
+        itemsize = np.dtype(array.dtype).itemsize
+        total += math.prod(array.shape) * itemsize
+    return total
 
 
 def all_finite(array: np.ndarray) -> bool:
@@ -279,7 +371,8 @@ def all_finite(array: np.ndarray) -> bool:
     if array.dtype in (np.float32, np.float64):
         flat = array.reshape(-1)
         with np.errstate(over="ignore", invalid="ignore"):
-            # NaN and infinity make this sum non-finite. Large finite values may too, so then the entries are checked.
-            if math.isfinite(np.dot(flat, flat)):
-                return True
+            squares = np.dot(flat, flat)
+        # NaN and infinity make this sum non-finite. Large finite values may too, so then the entries are checked.
+        if math.isfinite(squares):
+            return True
     return bool(np.isfinite(array).all())

@@ -20,14 +20,17 @@ BN_KINDS = frozenset({Kind.BN_AFFINE, Kind.BN_STATISTICS})
 
 
 def _own_kinds(module: nn.Module) -> Iterator[tuple[str, Kind]]:
-    """The kinds of the tensors that belong to `module` itself, and not to its children."""
+    """Yields (name, kind) of the tensors that belong to `module` itself, and not to its children."""
     declared: Mapping[str, Kind] = getattr(module, "tensor_kinds", {})
-    batch_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
+    of_parameters = of_floats = Kind.WEIGHT
+    if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        of_parameters = Kind.BN_AFFINE
+        of_floats = Kind.BN_STATISTICS
     for name, _ in module.named_parameters(recurse=False):
-        yield name, declared.get(name, Kind.BN_AFFINE if batch_norm else Kind.WEIGHT)
+        yield name, declared.get(name, of_parameters)
     for name, buffer in module.named_buffers(recurse=False):
-        float_kind = Kind.BN_STATISTICS if batch_norm else Kind.WEIGHT
-        yield name, declared.get(name, float_kind if buffer.is_floating_point() else Kind.COUNTER)
+        by_type = of_floats if buffer.is_floating_point() else Kind.COUNTER
+        yield name, declared.get(name, by_type)
 
 
 def _join(prefix: str, name: str) -> str:
@@ -43,11 +46,10 @@ def tensor_kinds(model: nn.Module) -> dict[str, Kind]:
         >>> {name: str(kind) for name, kind in tensor_kinds(nn.BatchNorm1d(2)).items()}["running_mean"]
         'bn-statistics'
     """
-    kinds = {
-        _join(prefix, name): kind
-        for prefix, module in model.named_modules(remove_duplicate=False)
-        for name, kind in _own_kinds(module)
-    }
+    kinds = {}
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for name, kind in _own_kinds(module):
+            kinds[_join(prefix, name)] = kind
     return {name: kinds[name] for name in model.state_dict()}
 
 
@@ -59,24 +61,31 @@ def bn_scope(model: nn.Module, scope: Literal["all", "xan"] = "all") -> list[str
     """
     if scope not in ("all", "xan"):
         raise ValueError(f"bn_scope: scope is 'all' or 'xan', not {scope!r}")
+    roots = []
+    if scope == "all":
+        roots.append(("", model))
+    else:
+        for path, module in model.named_modules(remove_duplicate=False):
+            if getattr(module, "bn_group", None) == scope:
+                roots.append((path, module))
     names: set[str] = set()
-    for prefix, module in model.named_modules(remove_duplicate=False):
-        if scope != "all" and getattr(module, "bn_group", None) != scope:
-            continue
-        for path, owner in module.named_modules(prefix=prefix, remove_duplicate=False):
+    for prefix, root in roots:
+        for path, owner in root.named_modules(prefix=prefix, remove_duplicate=False):
             kinds = dict(_own_kinds(owner))
-            if not BN_KINDS.isdisjoint(kinds.values()):  # a counter belongs to batch norm when its layer does
-                names.update(_join(path, name) for name, kind in kinds.items() if kind in BN_KINDS | {Kind.COUNTER})
-        if scope == "all":
-            break  # the names of the root module contain those of all others
+            if BN_KINDS.isdisjoint(kinds.values()):
+                continue
+            for name, kind in kinds.items():
+                if kind in BN_KINDS or kind is Kind.COUNTER:  # a counter belongs to batch norm when its layer does
+                    names.add(_join(path, name))
     return [name for name in model.state_dict() if name in names]
 
 
 def nonnegative_names(model: nn.Module) -> list[str]:
     """The names of the variances and counters of normalization layers, which are never negative in a valid model."""
-    return [
-        _join(prefix, name)
-        for prefix, module in model.named_modules(remove_duplicate=False)
-        for name, kind in _own_kinds(module)
-        if kind is Kind.COUNTER or (kind is Kind.BN_STATISTICS and name == "running_var")
-    ]
+    names = []
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for name, kind in _own_kinds(module):
+            is_variance = kind is Kind.BN_STATISTICS and name == "running_var"
+            if kind is Kind.COUNTER or is_variance:
+                names.append(_join(prefix, name))
+    return names

@@ -6,10 +6,12 @@ part of a round, and nothing here changes a message by it.
 """
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, MetricRecord, MetricRecordValues, RecordDict
 
 Config = dict[str, ConfigRecordValues]  # the content of a record with settings
+Record = TypeVar("Record", ArrayRecord, MetricRecord, ConfigRecord)
 
 
 def config_record(settings: Mapping[str, ConfigRecordValues]) -> ConfigRecord:
@@ -21,7 +23,8 @@ def config_record(settings: Mapping[str, ConfigRecordValues]) -> ConfigRecord:
 
 def metric_record(metrics: Mapping[str, MetricRecordValues]) -> MetricRecord:
     """A record of metrics. Only where one is neither an int nor a float does Flower's constructor check them all."""
-    if not all(type(value) in (int, float) for value in metrics.values()):
+    types = set(map(type, metrics.values()))
+    if not types <= {int, float}:
         return MetricRecord(dict(metrics))
     record = MetricRecord()
     record.__dict__["_data"].update(metrics)
@@ -37,17 +40,25 @@ def content_of(records: Mapping[str, ArrayRecord | MetricRecord | ConfigRecord])
 
 def arrays_of(content: RecordDict) -> dict[str, ArrayRecord]:
     """The records with tensors, by name."""
-    return {name: record for name, record in content.items() if isinstance(record, ArrayRecord)}
+    return _of_type(content, ArrayRecord)
 
 
 def metrics_of(content: RecordDict) -> dict[str, MetricRecord]:
     """The records with metrics, by name."""
-    return {name: record for name, record in content.items() if isinstance(record, MetricRecord)}
+    return _of_type(content, MetricRecord)
 
 
 def configs_of(content: RecordDict) -> dict[str, ConfigRecord]:
     """The records with settings, by name."""
-    return {name: record for name, record in content.items() if isinstance(record, ConfigRecord)}
+    return _of_type(content, ConfigRecord)
+
+
+def _of_type(content: RecordDict, kind: type[Record]) -> dict[str, Record]:
+    records: dict[str, Record] = {}
+    for name, record in content.items():
+        if isinstance(record, kind):
+            records[name] = record
+    return records
 
 
 def config_of(content: RecordDict, name: str = "config") -> ConfigRecord:

@@ -19,7 +19,7 @@ from fedsim.data.findings import Finding, joined_names, lines_of, refuse_grave
 from fedsim.data.inspect import inspect
 from fedsim.data.label_findings import READ_AS_EMPTY, label_findings, one_hot_hint
 from fedsim.data.levels import split_domains
-from fedsim.data.mask_values import mask_findings, value_counts, value_tally
+from fedsim.data.mask_folders import mask_findings, value_counts, value_tally
 from fedsim.data.pixel_findings import pixel_findings, tally_of
 from fedsim.data.pixels import decode_measured
 from fedsim.data.reader import reader

@@ -1,6 +1,7 @@
 """Which client is blamed for what, and in which order, where several faults meet in one round or in one reply."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,11 @@ from tampering import EVERYBODY, arrays, floats, rows_of, short
 
 from fedsim.common.errors import ClientFailedError
 from fedsim.tensors.arrays import state_to_record
+from strategies import compute
+from strategies.accept import HISTORY
+from strategies.parts import LostRoundError, RefusedUpdateError, Update
+from strategies.state import ServerState
+from strategies.wire.round_notes import RoundNotes
 
 A, B, C = "rot0", "rot15", "rot30"
 
@@ -160,6 +166,47 @@ def test_without_a_limit_the_client_that_ruins_the_model_is_found(faults, expect
     folder, _ = run_small(short(tmp_path, run=run), tamper=changed(faults))
     found = statuses(folder)
     assert all(found[client].startswith(start) for client, start in expected.items()), found
+
+
+@pytest.mark.parametrize("error", [LostRoundError("three updates are needed"), RefusedUpdateError(A, "it is alone")])
+def test_where_no_client_can_be_left_out_none_is_blamed(error, monkeypatch, tmp_path):
+    """The search for the client that ruins the model leaves each out, and a part may not work without it."""
+    fuse = compute.weigh_and_fuse
+
+    def needs_three(parts, updates, view):
+        if len(updates) < 3:
+            raise error
+        return fuse(parts, updates, view)
+
+    monkeypatch.setattr(compute, "weigh_and_fuse", needs_three)
+    run = {"on_client_failure": "continue", "update_limit": 0}
+    folder, _ = run_small(short(tmp_path, run=run), tamper=changed({B: (HUGE,)}))
+    reason = "not used: the outputs of the aggregated model are not finite"
+    assert statuses(folder) == dict.fromkeys((A, B, C), reason)
+
+
+def test_a_round_that_is_taken_back_teaches_no_layout():
+    """Otherwise a broken client that was alone in a lost round would have all others refused later."""
+    state = ServerState(layouts={"controls": "float32 (3,)"})
+    before = state.snapshot()
+    state.layouts["styles"] = "float32 (9,)"
+    for _ in range(2):
+        state.restore(before)
+        assert state.layouts == {"controls": "float32 (3,)"}
+        state.layouts["controls"] = "float32 (1,)"
+
+
+def test_who_fails_after_its_training_is_not_noted_as_keeping_a_bank():
+    """Its update counts, but it did not answer a collection after it, and may have been restarted."""
+    notes, state, kept = RoundNotes(2), ServerState(), []
+    notes.row(A)
+    notes.fail(B, "node lost")
+    parts = SimpleNamespace(keep=kept.extend)
+    server = SimpleNamespace(state=state, exchange=SimpleNamespace(notes=notes), parts=parts)
+    compute.keep(server, SimpleNamespace(banks={}), [Update(A, 3, {}), Update(B, 3, {})], {A: 1.0, B: 2.0})
+    assert kept == [A]
+    history, _ = state.of_part(HISTORY)
+    assert set(history) == {A, B}
 
 
 LOSS_NAN, LOSS_INFINITE = metric(loss=math.nan), metric(loss=math.inf)

@@ -1,0 +1,107 @@
+"""Runs that leave no domain out (run.target = no-target): all domains train, and the model is the one to ship."""
+
+import pandas as pd
+import pytest
+from safetensors.numpy import load_file
+from support import run_small, small_experiment, tiny_experiment
+from typer.testing import CliRunner
+
+import fedsim
+from fedsim.analysis.compare import compare
+from fedsim.commands.cli import app
+from fedsim.commands.runs import headline
+from fedsim.common.errors import UserError
+from fedsim.export.card import card
+from fedsim.export.trained import load_trained
+from fedsim.records.reading import read_runs
+from fedsim.runs.plan import resolve
+from fedsim.settings.experiment import read_experiment
+from fedsim.settings.run import NO_TARGET
+
+DOMAINS = ["rot0", "rot15", "rot30", "rot45"]
+
+
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory):
+    """The folder of a run on all domains."""
+    folder, grid = run_small(small_experiment(tmp_path_factory.mktemp("all"), run={"target": NO_TARGET}))
+    return folder, grid
+
+
+def test_all_domains_train_and_the_round_is_selected_by_their_validation(shipped):
+    folder, grid = shipped
+    assert folder.parts[-3:] == ("fedavg", "no-target", "seed0")
+    trained = {
+        message.content["config"]["client"] for message, _ in grid.seen if message.metadata.message_type == "train"
+    }
+    assert sorted(trained) == DOMAINS
+    rounds = pd.read_csv(folder / "rounds.csv").set_index("round")
+    assert rounds[["target_accuracy", "target_loss"]].isna().all(axis=None)
+    best = rounds.loc[1:, "mean_validation_accuracy"].idxmax()
+    summary = pd.read_csv(folder / "summary.csv").iloc[0]
+    assert summary["best_validation_round"] == best
+    assert pd.isna(summary["best_validation_target_accuracy"])
+    assert not list(folder.glob("predictions*"))
+
+
+def test_it_is_the_same_as_with_an_unseen_domain_that_nobody_looks_at(tmp_path):
+    """Three domains of which one is left out, and the other two alone with none left out, give one model."""
+    two = {"domains": ["rot0", "rot15"]}
+    three = {"domains": ["rot0", "rot15", "rot45"]}
+    first, _ = run_small(tiny_experiment(tmp_path / "a", data=two, run={"target": NO_TARGET}))
+    second, _ = run_small(tiny_experiment(tmp_path / "b", data=three, run={"target": "rot45"}))
+    ours, theirs = (load_file(folder / "last.safetensors") for folder in (first, second))
+    assert all((ours[name] == theirs[name]).all() for name in theirs)
+    assert ours.keys() == theirs.keys()
+
+
+def test_what_is_said_of_it(shipped):
+    folder, _ = shipped
+    text = headline(folder)
+    assert text.startswith("fedavg on all domains, of which none is unseen (seed 0): ")
+    assert "% accuracy in validation at round" in text
+    assert "nan" not in text
+    model = load_trained(folder)
+    assert "No domain was left out, so that no number here says how the model does on a new one." in card(model)
+    assert "no-target" not in card(model).split("## Results")[0].replace(str(folder), "").replace("no-target/seed0", "")
+
+
+def test_the_commands_of_a_model(shipped, tmp_path):
+    folder, _ = shipped
+    evaluated = CliRunner().invoke(app, ["evaluate", str(folder)])
+    assert isinstance(evaluated.exception, UserError)
+    assert "this run left no domain out" in str(evaluated.exception)
+    words = ["export", str(folder), "--format", "torch", "--output", str(tmp_path / "m.pt2")]
+    exported = CliRunner().invoke(app, words)
+    assert exported.exit_code == 0, exported.output
+    assert "images of rot0" in exported.output.replace("\n", " ")
+
+
+def test_comparisons_leave_it_out_with_a_note(shipped):
+    folder, _ = shipped
+    run_small(small_experiment(folder.parents[3]))
+    comparison = compare(read_runs(folder.parents[3]))
+    assert comparison.targets == ["rot45"]
+    note = "Not in the table, because no domain is unseen (target no-target): 1 of 2 runs."
+    assert comparison.notes[0] == note
+
+
+@pytest.mark.parametrize(("method", "run", "reason"), [
+    ("fada", {}, "fada trains on unlabelled images of the unseen domain, and there is none"),
+    ("fedavg", {"validation_domain": NO_TARGET}, "has no domain 'no-target'"),
+])  # fmt: skip
+def test_what_is_refused(method, run, reason, tmp_path):
+    with pytest.raises(UserError, match=reason):
+        resolve(small_experiment(tmp_path, method, run={"target": NO_TARGET, **run}))
+
+
+def test_a_domain_may_select_the_round_and_does_not_train():
+    settings = [f"run.target={NO_TARGET}", "run.validation_domain=cleveland"]
+    plan = resolve(read_experiment("hospitals", settings))
+    assert plan.clients == ("hungary", "switzerland", "va_long_beach")
+
+
+def test_by_python_and_a_table_of_hospitals(tmp_path):
+    result = fedsim.run("fedavg", "hospitals", target=NO_TARGET, rounds=2, output=str(tmp_path), progress=False)
+    clients = result.clients["client"].dropna().unique()
+    assert sorted(clients) == ["cleveland", "hungary", "switzerland", "va_long_beach"]
