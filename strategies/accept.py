@@ -26,6 +26,7 @@ from strategies.server import Server
 from strategies.stored import Head, heads_of
 from strategies.wire.compression import decode_update
 from strategies.wire.cuts import crop, uncrop
+from strategies.wire.exchange import Failures
 from strategies.wire.fused_check import is_ruined
 from strategies.wire.limits import (
     doubtful_losses,
@@ -53,7 +54,6 @@ HISTORY = "guard"  # the key of the sizes of earlier updates in the server's sta
 BLAMED = "blamed"  # the key of the clients whose update stood out in a round that was taken back
 LOSS = "train_loss"
 LOWEST_LOSSES = "lowest losses"  # the key of the lowest loss of each client in its validations
-Failures = dict[str, tuple[str, str]]  # (reason, traceback) by client
 Validations = dict[str, dict[str, float]]  # the columns of clients.csv by client
 
 

@@ -24,13 +24,14 @@ WHOLE_BYTES = 256 * 2**20  # a round whose tensors take at most this together st
 KEPT_BYTES = 512 * 2**20  # of the file that wait for the next round
 
 Head = tuple[tuple[int, ...], np.dtype]  # shape and type of a tensor
+Heads = Mapping[str, Head]  # by the names of the tensors
 Piece = tuple[str, int, int]  # part of a flattened tensor: name, start, stop
 
 
 class StoredArrays(Mapping[str, np.ndarray]):
     """Tensors in a file. Every access to a tensor reads it again; `heads` has shapes and types without reading."""
 
-    def __init__(self, storage: "Storage", heads: Mapping[str, Head], places: Mapping[str, int]) -> None:
+    def __init__(self, storage: "Storage", heads: Heads, places: Mapping[str, int]) -> None:
         self.heads = dict(heads)
         self._storage, self._round, self._places = storage, storage.round, dict(places)
 

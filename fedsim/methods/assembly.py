@@ -12,10 +12,9 @@ from fedsim.common.tasks import fits
 from fedsim.common.values import Json, JsonTable
 from fedsim.data import Benchmark, benchmark, client_names, find_dataset
 from fedsim.data.scaling import scale_rule, scales_targets
-from fedsim.methods.combinations import combine
 from fedsim.methods.compatibility import check_recipe
 from fedsim.methods.part_settings import add, complete, exchange, set_fields, validated, values_for
-from fedsim.methods.recipe import SLOTS, Recipe, in_order
+from fedsim.methods.recipe import SLOTS, Recipe, combine, in_order
 from fedsim.methods.registry import find_row
 from fedsim.models import build_model
 from fedsim.models.net import Net

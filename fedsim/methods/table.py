@@ -1,10 +1,8 @@
-"""All methods, each as a recipe of exchangeable parts. Start reading here; some rows stand in files next to this one.
+"""All methods, each as a recipe of exchangeable parts. Start reading here; some rows stand in `further_rows.py`.
 
 A row names the parts in which the method differs from FedAvg. On the command line `a+b` combines two rows, and
 `method.guiding_head.weight=0.25` sets a field of a part. `method.weights="uniform"` replaces a part, and
-`method.add=["guiding_head"]` adds one (`assembly.py`). Rows that exchange styles of images between clients are in
-`styles.py`, those that generalize inside each client in `single_source.py`, and those that need texts in `texts.py`.
-Those with simple representations, prototypes or robust fusion are in `baselines.py`.
+`method.add=["guiding_head"]` adds one (`assembly.py`).
 """
 
 from clients.augment.rand_augment import RandAugment
@@ -28,11 +26,8 @@ from clients.terms.other_heads import OtherHeads
 from clients.terms.proximal import Proximal
 from clients.unlabelled.adversarial_target import AdversarialTarget
 from clients.update.sharpness_aware import GlobalAscent, SharpnessAware
-from fedsim.methods.baselines import BASELINE_METHODS
+from fedsim.methods import further_rows
 from fedsim.methods.recipe import Recipe
-from fedsim.methods.single_source import DOMAIN_METHODS, SINGLE_SOURCE_METHODS
-from fedsim.methods.styles import STYLE_METHODS
-from fedsim.methods.texts import TEXT_METHODS
 from fedsim.models.infer.alpha import ZeroShotAdapter
 from fedsim.models.infer.ensemble import EnsembleOfHeads
 from fedsim.models.inserts.adapters import Adapters
@@ -131,7 +126,7 @@ METHODS: dict[str, Recipe] = {
         paper="Yuan et al., TKDE 2023",
         discloses="more than FedAvg once: a model trained to convergence on the client's data alone",
     ),
-    **STYLE_METHODS,
+    **further_rows.STYLE_METHODS,
     "fedig": Recipe(
         norm=MixIG(),
         share=WithoutBatchNorm(),
@@ -150,7 +145,7 @@ METHODS: dict[str, Recipe] = {
         discloses="as FedIG, and the adapters' weights",
     ),
     "mixstyle": Recipe(inserts=(MixStyle(),), paper="Zhou et al., ICLR 2021, inside FedAvg"),
-    **SINGLE_SOURCE_METHODS,
+    **further_rows.SINGLE_SOURCE_METHODS,
     "copa": Recipe(
         share=WithoutHead(),
         terms=(OtherHeads(),),
@@ -222,9 +217,9 @@ METHODS: dict[str, Recipe] = {
         fuse=AlignedWeights(),
         paper="Pourpanah et al., AAAI 2025: FedGaLA's alignment rules, with a supervised loss",
     ),
-    **TEXT_METHODS,
+    **further_rows.TEXT_METHODS,
     "fedgma": Recipe(fuse=GradientMask(), paper="Tenison et al., TMLR 2023: gradient masked averaging"),
     "afl": Recipe(weights=AgnosticWeights(), reports=(ReceivedLoss(),), paper="Mohri et al., ICML 2019: agnostic FL"),
-    **BASELINE_METHODS,
-    **DOMAIN_METHODS,
+    **further_rows.BASELINE_METHODS,
+    **further_rows.DOMAIN_METHODS,
 }

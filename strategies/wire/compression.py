@@ -10,21 +10,26 @@ else travels as it is: counters and running statistics, because a rounded varian
 themselves and upload, because they received nothing that it could be a move from; and the records of banks.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 import numpy as np
 
 from strategies.parts import Compress
 from strategies.server_round import ArrayDict, Arrays
-from strategies.stored import Head, heads_of
+from strategies.stored import Head, Heads, heads_of
 
 
-def compressed(heads: Mapping[str, Head], parameters: Collection[str]) -> dict[str, Head]:
+def compressed(heads: Heads, parameters: Collection[str]) -> dict[str, Head]:
     """Shapes and types of the tensors whose moves are compressed, by name, in the order of the names."""
-    return {name: heads[name] for name in sorted(heads) if name in parameters and heads[name][1].kind == "f"}
+    moves = {}
+    for name in sorted(heads):
+        _, dtype = heads[name]
+        if name in parameters and dtype.kind == "f":
+            moves[name] = heads[name]
+    return moves
 
 
-def reply_form(compress: Compress, heads: Mapping[str, Head], parameters: Collection[str]) -> dict[str, Head]:
+def reply_form(compress: Compress, heads: Heads, parameters: Collection[str]) -> dict[str, Head]:
     """Shapes and types of the tensors of a reply, given those of the model."""
     moves = compressed(heads, parameters)
     unchanged = {name: head for name, head in heads.items() if name not in moves}
@@ -52,7 +57,8 @@ def encode_update(
     left_out: ArrayDict = {}
     if compress.keeps_error:
         decoded = compress.decode(sent, heads)
-        left_out = {name: moves[name] - decoded[name] for name in heads}
+        for name in heads:
+            left_out[name] = moves[name] - decoded[name]
     unchanged = {name: array for name, array in trained.items() if name not in heads}
     return unchanged | sent, left_out
 
@@ -66,6 +72,10 @@ def decode_update(compress: Compress, sent: Arrays, start: Arrays, parameters: C
     moves = compress.decode(sent, heads)
     model: ArrayDict = {}
     for name, array in start.items():
+        if name not in heads:
+            model[name] = sent[name]
+            continue
         with np.errstate(over="ignore"):  # what is infinite is refused afterwards
-            model[name] = np.asarray(array + moves[name], array.dtype) if name in heads else sent[name]
+            moved = array + moves[name]
+            model[name] = np.asarray(moved, array.dtype)
     return model

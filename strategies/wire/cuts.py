@@ -9,17 +9,29 @@ from strategies.server_round import ArrayDict, Arrays, Cut
 
 def crop(arrays: Arrays, cut: Mapping[str, Cut]) -> ArrayDict:
     """The tensors; of those that `cut` names only the kept entries (new arrays)."""
-    return {name: array[_index(array, cut[name])] if name in cut else array for name, array in arrays.items()}
+    cropped = dict(arrays)
+    for name, array in arrays.items():
+        if name in cut:
+            indices = _index(array, cut[name])
+            cropped[name] = array[indices]
+    return cropped
 
 
 def uncrop(arrays: Arrays, cut: Mapping[str, Cut], base: Arrays) -> ArrayDict:
     """The complete tensors. Entries that were not kept are those of `base`."""
     complete = dict(arrays)
-    for name, indices in cut.items():
-        complete[name] = np.array(base[name])
-        complete[name][_index(base[name], indices)] = arrays[name]
+    for name, axes in cut.items():
+        array = np.array(base[name])
+        indices = _index(array, axes)
+        array[indices] = arrays[name]
+        complete[name] = array
     return complete
 
 
-def _index(array: np.ndarray, kept: Cut) -> tuple[np.ndarray, ...]:
-    return np.ix_(*(np.arange(size) if axis is None else axis for size, axis in zip(array.shape, kept, strict=True)))
+def _index(array: np.ndarray, cut: Cut) -> tuple[np.ndarray, ...]:
+    """The kept entries as indices of numpy; an axis that is not cut (None) keeps all its entries."""
+    indices = []
+    for size, axis in zip(array.shape, cut, strict=True):
+        entries = np.arange(size) if axis is None else axis
+        indices.append(entries)
+    return np.ix_(*indices)

@@ -1,6 +1,6 @@
 """Asks clients for sums over their validation examples, to which `run.doubt` is fitted, and checks the replies."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, RecordDict
@@ -10,7 +10,7 @@ from fedsim.common.doubt import BINS
 from fedsim.tensors.records import Config, arrays_of
 from strategies.parts import ArrayDict
 from strategies.server import Server
-from strategies.stored import Head
+from strategies.stored import Heads
 from strategies.wire.reply_checks import (
     LARGEST_METRIC,
     Expected,
@@ -35,11 +35,9 @@ def sums_of_sources(server: Server, grid: Grid, model: ArrayRecord, asked: Confi
     model: all tensors that travel
     asked: `temperatures`, of which the reply has `slopes`, or a `temperature`, of whose scores it has `counts`
     """
-    exchange, run = server.exchange, server.experiment.run
-    temperatures = asked.get("temperatures")
-    heads: dict[str, Head] = {"counts": ((BINS,), np.dtype(np.int64))}
-    if isinstance(temperatures, list):
-        heads = {"slopes": ((len(temperatures),), np.dtype(np.float64))}
+    exchange = server.exchange
+    run = server.experiment.run
+    heads = heads_of_sums(asked)
     placed = server.placed(model, "shared", "upload")
     messages = exchange.messages(PHASE, placed, exchange.clients, lambda _: {}, **asked)
     replies: Iterable[Message] = grid.send_and_receive(messages, timeout=run.timeout)
@@ -49,13 +47,23 @@ def sums_of_sources(server: Server, grid: Grid, model: ArrayRecord, asked: Confi
 
     results, failures = exchange.check(check, replies, "sums refused")
     examples = {client: count for client, (_, count) in results.items()}
-    for client, reason in implausible(examples, run.examples_limit).items():
+    refused = implausible(examples, run.examples_limit)
+    for client, reason in refused.items():
         del results[client]
         failures[client] = f"sums refused: {reason}", ""
     return exchange.record_failures(results, failures)
 
 
-def check_sums(content: RecordDict, expected: Expected, heads: Mapping[str, Head]) -> Sums:
+def heads_of_sums(asked: Config) -> Heads:
+    """The shape and type of each sum of a reply to this question."""
+    temperatures = asked.get("temperatures")
+    if isinstance(temperatures, list):
+        shape = (len(temperatures),)
+        return {"slopes": (shape, np.dtype(np.float64))}
+    return {"counts": ((BINS,), np.dtype(np.int64))}
+
+
+def check_sums(content: RecordDict, expected: Expected, heads: Heads) -> Sums:
     """The sums of a reply and the number of its examples; RejectedReplyError says what is wrong.
 
     heads: the shape and type of each sum
@@ -66,8 +74,11 @@ def check_sums(content: RecordDict, expected: Expected, heads: Mapping[str, Head
     sums = read_arrays(SUMS, arrays_of(content)[SUMS])
     check_arrays(sums, heads)
     counts = sums.get("counts")
-    if counts is not None and ((counts < 0).any() or counts.sum() != examples):
-        raise RejectedReplyError(f"its counts of scores are not those of {examples} examples")
-    if any(np.abs(values).max() > LARGEST_METRIC for values in sums.values()):
-        raise RejectedReplyError(f"a sum is larger than {LARGEST_METRIC:g} in size")
+    if counts is not None:
+        is_negative = (counts < 0).any()
+        if is_negative or counts.sum() != examples:
+            raise RejectedReplyError(f"its counts of scores are not those of {examples} examples")
+    for values in sums.values():
+        if np.abs(values).max() > LARGEST_METRIC:
+            raise RejectedReplyError(f"a sum is larger than {LARGEST_METRIC:g} in size")
     return sums, examples

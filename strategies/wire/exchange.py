@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecordValues, Message, RecordDict
 
@@ -17,6 +17,7 @@ from strategies.wire.matching import LOST, Sent
 from strategies.wire.reply_checks import (
     LARGEST_METRIC,
     MEASURED,
+    Check,
     Expected,
     RejectedReplyError,
     checked,
@@ -31,6 +32,8 @@ KINDS = {"evaluate": "evaluate", "collect": "query.collect", "doubt": "query.dou
 CLOCKS = 1.0  # seconds that a client's clock may count more than the server's
 
 T = TypeVar("T")
+Failures = dict[str, tuple[str, str]]  # (reason, traceback of the client) by client
+RecordsOf = Callable[[str], Mapping[str, ArrayRecord]]  # the records for a client, by its name
 
 
 class Exchange:
@@ -58,7 +61,9 @@ class Exchange:
         metric: str = CLASSIFICATION.metric,
     ) -> None:
         self.metric = metric
-        self.experiment, self.run_config, self.state = experiment, run_config, state
+        self.experiment = experiment
+        self.run_config = run_config
+        self.state = state
         self.token = str(run_config["token"])
         self.sites: dict[str, Site] = {}
         self.roster: Roster | None = None
@@ -81,7 +86,8 @@ class Exchange:
     def join(self, roster: Roster) -> None:
         """Waits for the sites (`run.wait_for_sites`); ClientFailedError names the missing sites that the run needs."""
         roster.gather(self.experiment.run)
-        self.roster, self.sites = roster, roster.sites
+        self.roster = roster
+        self.sites = roster.sites
 
     def begin(self, number: int) -> RoundNotes:
         """Begins a round; returns its notes, which are empty."""
@@ -93,7 +99,7 @@ class Exchange:
         phase: str,
         arrays: ArrayRecord | None,
         clients: Sequence[str],
-        records: Callable[[str], Mapping[str, ArrayRecord]] = lambda client: {},
+        records: RecordsOf = lambda client: {},
         **more: ConfigRecordValues,
     ) -> Iterator[Message]:
         """One message per client that is online, made when it is its turn: tensors, further records, config.
@@ -106,7 +112,8 @@ class Exchange:
         if self.roster is not None and clients:  # sites may come and go between two phases
             self.roster.gather(self.experiment.run, clients)
             away = set(self.roster.missing(clients))
-        self._sent, self._phase = Sent(), phase
+        self._sent = Sent()
+        self._phase = phase
         self._asked_at = time.perf_counter()
         for client in clients:
             self.notes.row(client)
@@ -116,25 +123,33 @@ class Exchange:
         return self._made(arrays, records, more)
 
     def _made(
-        self,
-        arrays: ArrayRecord | None,
-        records: Callable[[str], Mapping[str, ArrayRecord]],
-        more: Mapping[str, ConfigRecordValues],
+        self, arrays: ArrayRecord | None, records: RecordsOf, more: Mapping[str, ConfigRecordValues]
     ) -> Iterator[Message]:
+        """The messages of this phase, each made when it is its turn; the arguments are those of `messages`."""
         kind = KINDS.get(self._phase, "train")
-        common: Config = {**self.run_config, "round": self.notes.round, "phase": self._phase, **more}
-        common["saved-round"] = self.saved_round
-        if self.experiment.train.budget != "paper":
-            common["counts"] = [site.examples for site in self.sites.values() if site.examples]
+        common = self._common_config(more)
         model = {} if arrays is None else {"arrays": arrays}
         sizes = payloads(model)
-        # The largest first: where processes take one client after the other, the last of them are short.
-        for client in sorted(self._asked, key=lambda client: -self.sites[client].examples):
+        # Where processes take one client after the other, the last of them are short.
+        largest_first = sorted(self._asked, key=lambda client: -self.sites[client].examples)
+        for client in largest_first:
             of_client = records(client)
-            self.notes.count(client, "down", sizes | payloads(of_client), {*model, *of_client})
-            config = {**common, "client": client, "state-round": self.state.stored.get(client, -1)}
-            content = content_of({**model, **of_client, "config": config_record(config)})
-            yield self._sent.add(client, Message(content, self.sites[client].node_id, kind))
+            names = {*model, *of_client}
+            self.notes.count(client, "down", sizes | payloads(of_client), names)
+            state_round = self.state.stored.get(client, -1)
+            config = config_record({**common, "client": client, "state-round": state_round})
+            content = content_of({**model, **of_client, "config": config})
+            message = Message(content, self.sites[client].node_id, kind)
+            yield self._sent.add(client, message)
+
+    def _common_config(self, more: Mapping[str, ConfigRecordValues]) -> Config:
+        """What the config of every message of this phase says."""
+        config: Config = {**self.run_config, "round": self.notes.round, "phase": self._phase, **more}
+        config["saved-round"] = self.saved_round
+        if self.experiment.train.budget != "paper":
+            counts = [site.examples for site in self.sites.values()]
+            config["counts"] = [count for count in counts if count]
+        return config
 
     @property
     def asked(self) -> int:
@@ -148,24 +163,25 @@ class Exchange:
     def again(self, client: str) -> Message:
         """A client's message for the node that it has now; its reply replaces that of the first message."""
         message = self._sent.open[client]
-        renewed = Message(message.content, self.sites[client].node_id, message.metadata.message_type)
+        node = self.sites[client].node_id
+        renewed = Message(message.content, node, message.metadata.message_type)
         return self._sent.add(client, renewed)
 
     def check(
         self,
-        check: Callable[[RecordDict, Expected], T],
+        check: Check[T],
         replies: Iterable[Message],
         refusal: str,
         wanted: Callable[[Expected], Expected] = lambda expected: expected,
         keep: Callable[[T], T] = lambda result: result,
-    ) -> tuple[dict[str, T], dict[str, tuple[str, str]]]:
+    ) -> tuple[dict[str, T], Failures]:
         """The results of a check of each reply, and the failures (reason, traceback), both by client.
 
         Replies are checked as they arrive, and only what `keep` makes of a result is kept; it stores, and refuses
         nothing. `wanted` fills in the fields of `Expected` that the message itself does not say.
         """
         results: dict[str, T] = {}
-        failures: dict[str, tuple[str, str]] = {}
+        failures: Failures = {}
         for reply in replies:
             client = self._sent.match(reply)
             if not client:
@@ -174,15 +190,20 @@ class Exchange:
                 failures[client] = failure_reason(reply), str(reply.error.reason)
             else:
                 expected = wanted(self._expected(client))
-                names = {"arrays", *(bank.name for bank in expected.banks)}
-                self.notes.count(client, "up", payloads(arrays_of(reply.content)), names)
-                self.bound_seconds(client, reply.content)
+                self._measure(reply.content, expected)
                 try:
                     results[client] = keep(checked(check, reply.content, expected))
                 except RejectedReplyError as error:
                     failures[client] = f"{refusal}: {error}", ""
             del reply  # while the next one is on its way, there is room for one reply
         return results, failures
+
+    def _measure(self, content: RecordDict, expected: Expected) -> None:
+        """Counts the bytes of a reply, and bounds the seconds that it reports."""
+        names = {"arrays", *(bank.name for bank in expected.banks)}
+        sizes = payloads(arrays_of(content))
+        self.notes.count(expected.client, "up", sizes, names)
+        self.bound_seconds(expected.client, content)
 
     def bound_seconds(self, client: str, content: RecordDict) -> None:
         """Puts the time since the phase began in the place of every longer time that a reply reports, with a note.
@@ -191,29 +212,33 @@ class Exchange:
         waited less than its clients worked.
         """
         waited = time.perf_counter() - self._asked_at
-        record = metrics_of(content).get("metrics")
-        if record is None:
+        metrics = metrics_of(content).get("metrics")
+        if metrics is None:
             return
-        for name, value in list(record.items()):
-            if not str(name).endswith("_seconds") or not isinstance(value, int | float):
+        for name, value in list(metrics.items()):
+            is_time = str(name).endswith("_seconds")
+            if not is_time or not isinstance(value, int | float):
                 continue
             if waited + CLOCKS < value <= LARGEST_METRIC:
-                record[name] = waited
-                self.notes.note(f"client {client!r}: its {name} is {value:.3g}, and the server waited {waited:.3g} s, "
-                                "which is recorded")  # fmt: skip
+                metrics[name] = waited
+                reported = f"client {client!r}: its {name} is {value:.3g}"
+                self.notes.note(f"{reported}, and the server waited {waited:.3g} s, which is recorded")
 
-    def record_failures(self, results: Mapping[str, T], failures: Mapping[str, tuple[str, str]]) -> dict[str, T]:
+    def record_failures(self, results: Mapping[str, T], failures: Failures) -> dict[str, T]:
         """The results in domain order, after the failures (a missing reply is one) have been recorded in that order."""
         for line in self._sent.strays:
             self.notes.note(line)
+        silence = self._silence(), ""
+        in_order: dict[str, T] = {}
         for client in self._asked:
-            if client not in results:
-                self.fail(client, *failures.get(client, (self._silence(), "")))
-        return {client: results[client] for client in self._asked if client in results}
+            if client in results:
+                in_order[client] = results[client]
+            else:
+                reason, traceback = failures.get(client, silence)
+                self.fail(client, reason, traceback)
+        return in_order
 
-    def check_one(
-        self, reply: Message | None, check: Callable[[RecordDict, Expected], T], expected: Expected, refusal: str
-    ) -> T | None:
+    def check_one(self, reply: Message | None, check: Check[T], expected: Expected, refusal: str) -> T | None:
         """The result of the check of a reply that comes alone; None when it is missing or fails, which is recorded."""
         if reply is None:
             self.fail(expected.client, self._silence())
@@ -230,11 +255,15 @@ class Exchange:
     def _silence(self) -> str:
         return f"no reply within {self.experiment.run.timeout:g} s"
 
-    def record_silent(self, results: Mapping[str, T], failures: Mapping[str, tuple[str, str]]) -> None:
+    def record_silent(self, results: Mapping[str, T], failures: Failures) -> None:
         """Records who did not answer. What the others say of a model that was taken back is no failure of theirs."""
         lost = tuple(f"error {code}:" for code in LOST)
-        answered = {client: failure for client, failure in failures.items() if not failure[0].startswith(lost)}
-        self.record_failures({**results, **answered}, failures)
+        answered: dict[str, Any] = dict(results)
+        for client, failure in failures.items():
+            reason, _ = failure
+            if not reason.startswith(lost):
+                answered[client] = failure
+        self.record_failures(answered, failures)
 
     def fail(self, client: str, reason: str, traceback: str = "") -> None:
         """Records a failure. With `on_client_failure = "stop"` it ends the run with the client's own traceback."""
@@ -283,5 +312,6 @@ class Encoder:
             if earlier is arrays:
                 return record
         record = state_to_record(arrays)
-        self._kept = [*self._kept[1 - KEPT_RECORDS :], (arrays, record)]
+        newest = self._kept[1 - KEPT_RECORDS :]
+        self._kept = [*newest, (arrays, record)]
         return record

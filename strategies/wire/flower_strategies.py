@@ -4,7 +4,7 @@ Flower's message strategies aggregate a list of replies. Our replies were checke
 module passes only tensors, in float64 or in their own type, and returns the new tensors.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -45,12 +45,17 @@ class Uncollected(ArrayRecord):
 
 def record(arrays: Arrays) -> ArrayRecord:
     """Flower's record of tensors; the shape of every tensor is kept, also that of scalars."""
-    return Uncollected({name: Array(np.asarray(array)) for name, array in arrays.items()})
+    tensors = {}
+    for name, array in arrays.items():
+        tensors[name] = Array(np.asarray(array))
+    return Uncollected(tensors)
 
 
 def answer(arrays: Arrays, metrics: Mapping[str, float]) -> Message:
     """One accepted reply, in the form that Flower's aggregation takes; it reads nothing else of a message."""
-    return cast(Message, Answer(RecordDict({"arrays": record(arrays), "metrics": MetricRecord(dict(metrics))})))
+    numbers = MetricRecord(dict(metrics))
+    content = RecordDict({"arrays": record(arrays), "metrics": numbers})
+    return cast(Message, Answer(content))
 
 
 def aggregate(
@@ -59,7 +64,9 @@ def aggregate(
     """A strategy's aggregate of the clients' tensors and metrics (with `WEIGHT`); None when it skips the round."""
     replies = [answer(arrays, numbers) for arrays, numbers in zip(states, metrics, strict=True)]
     arrays, _ = strategy.aggregate_train(round, replies)
-    return None if arrays is None else {name: array.numpy() for name, array in arrays.items()}
+    if arrays is None:
+        return None
+    return {name: array.numpy() for name, array in arrays.items()}
 
 
 def optimizer_step(
@@ -69,15 +76,34 @@ def optimizer_step(
 
     memory: `m:NAME` (momentum, first moment) and `v:NAME` (second moment) of every tensor; empty before the first step
     """
-    m = {name: memory[f"m:{name}"] for name in fused if f"m:{name}" in memory} or None
-    v = {name: memory[f"v:{name}"] for name in fused if f"v:{name}" in memory} or None
+    m = _moments(memory, "m", fused)
+    v = _moments(memory, "v", fused)
     if isinstance(strategy, FedAvgM):
-        strategy.current_arrays, strategy.momentum_vector = record(start), list(m.values()) if m else None
+        strategy.current_arrays = record(start)
+        strategy.momentum_vector = list(m.values()) or None
     else:
-        strategy.current_arrays, strategy.m_t, strategy.v_t = dict(start), m, v
+        strategy.current_arrays = dict(start)
+        strategy.m_t = m or None
+        strategy.v_t = v or None
     moved = aggregate(strategy, round, [fused], [{WEIGHT: 1}])
     assert moved is not None  # no round without a reply
     if isinstance(strategy, FedAvgM):
-        return moved, {f"m:{name}": np.asarray(array) for name, array in zip(fused, strategy.momentum_vector or ())}
-    moments = (("m", strategy.m_t or {}), ("v", strategy.v_t or {}))
-    return moved, {f"{key}:{name}": np.asarray(array) for key, moment in moments for name, array in moment.items()}
+        momentum = strategy.momentum_vector or ()
+        return moved, _remembered("m", dict(zip(fused, momentum)))
+    first = _remembered("m", strategy.m_t or {})
+    second = _remembered("v", strategy.v_t or {})
+    return moved, first | second
+
+
+def _moments(memory: Arrays, key: str, names: Collection[str]) -> ArrayDict:
+    """One kind of moments (`m` or `v`) by the names of the tensors; those that are remembered."""
+    moments = {}
+    for name in names:
+        if f"{key}:{name}" in memory:
+            moments[name] = memory[f"{key}:{name}"]
+    return moments
+
+
+def _remembered(key: str, moments: Arrays) -> ArrayDict:
+    """One kind of moments, in the form in which they are remembered."""
+    return {f"{key}:{name}": np.asarray(array) for name, array in moments.items()}

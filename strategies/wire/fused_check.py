@@ -33,11 +33,13 @@ def model_probe(net: nn.Module, *shape: int) -> Probe:
         loaded = {name: array for name, array in arrays.items() if name in state}
         before = {name: state[name].detach().clone() for name in loaded}
         device = next(net.parameters()).device
-        noise = torch.randn(PROBE_IMAGES, *shape, generator=torch.Generator().manual_seed(0))
+        generator = torch.Generator().manual_seed(0)
+        noise = torch.randn(PROBE_IMAGES, *shape, generator=generator)
         try:
             load_arrays(state, loaded, set(loaded))
             with evaluating(net), torch.inference_mode():
-                return bool(torch.isfinite(net(noise.to(device))).all())
+                outputs = net(noise.to(device))
+                return bool(torch.isfinite(outputs).all())
         finally:
             with torch.no_grad():
                 for name, value in before.items():
@@ -48,18 +50,27 @@ def model_probe(net: nn.Module, *shape: int) -> Probe:
 
 def not_finite(arrays: Arrays) -> str:
     """Name of the first tensor with NaN or infinite values, or an empty string."""
-    return next((name for name, array in arrays.items() if not all_finite(array)), "")
+    for name, array in arrays.items():
+        if not all_finite(array):
+            return name
+    return ""
 
 
 def largest(arrays: Arrays) -> float:
     """The largest absolute value of all floating-point tensors."""
-    floats = [array for array in arrays.values() if array.dtype.kind == "f" and array.size]
-    return max((max(float(array.max()), -float(array.min())) for array in floats), default=0.0)
+    value = 0.0
+    for array in arrays.values():
+        if array.dtype.kind == "f" and array.size:
+            highest = float(array.max())
+            lowest = float(array.min())
+            value = max(value, highest, -lowest)
+    return value
 
 
 def is_ruined(loss: float, lowest: float | None) -> bool:
     """Whether the loss of a validation is RUINED times as large as the lowest loss of this site, and as 1."""
-    return loss > RUINED * (FIRST_LOSS if lowest is None else max(lowest, USUAL_LOSS))
+    usual = FIRST_LOSS if lowest is None else max(lowest, USUAL_LOSS)
+    return loss > RUINED * usual
 
 
 def client_of_largest_update(sizes: Mapping[str, float]) -> tuple[str, float]:
@@ -70,5 +81,8 @@ def client_of_largest_update(sizes: Mapping[str, float]) -> tuple[str, float]:
     if not sizes:
         return "", 0.0
     client = max(sizes, key=lambda name: sizes[name])
-    median = upper_median_of_others(sorted(sizes.values()), sizes[client])
-    return client, sizes[client] / median if median else math.inf
+    size = sizes[client]
+    median = upper_median_of_others(sorted(sizes.values()), size)
+    if not median:
+        return client, math.inf
+    return client, size / median

@@ -79,7 +79,8 @@ class QuickGrid(WrappedGrid):
 
     def __init__(self, grid: Grid, largest_reply: int = LARGEST_REPLY, packs: bool = True) -> None:
         super().__init__(grid)
-        self.largest_reply, self.packs = largest_reply, packs
+        self.largest_reply = largest_reply
+        self.packs = packs
         self._puller = Puller(grid) if is_flowers_own(grid) else None
         self._sent: dict[str, Message] = {}  # not answered yet
 
@@ -94,8 +95,11 @@ class QuickGrid(WrappedGrid):
             return list(self._grid.push_messages(messages))
         with packed(messages) if self.packs else nullcontext():
             ids = list(self._grid.push_messages(messages))
-        self._sent.update({key: message for key, message in zip(ids, messages) if key})
-        self._forget(list(self._sent)[:-KEPT_MESSAGES])
+        for key, message in zip(ids, messages):
+            if key:
+                self._sent[key] = message
+        oldest = list(self._sent)[:-KEPT_MESSAGES]
+        self._forget(oldest)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
@@ -117,18 +121,25 @@ class QuickGrid(WrappedGrid):
         started = quiet_since = time.monotonic()
         while True:
             fresh = list(islice(source, WINDOW - len(waiting)))
-            waiting |= {key for key in self.push_messages(fresh) if key} if fresh else set()
-            for reply in self.pull_messages(list(waiting)) if waiting else ():
+            if fresh:
+                waiting |= {key for key in self.push_messages(fresh) if key}
+            replies = self.pull_messages(list(waiting)) if waiting else ()
+            for reply in replies:
                 waiting.discard(reply.metadata.reply_to_message_id)
-                quiet_since = time.monotonic() if fresh else quiet_since  # there may be more to send
+                if fresh:  # there may be more to send
+                    quiet_since = time.monotonic()
                 yield reply
                 del reply
-            waited = time.monotonic() - started
-            if (not waiting and not fresh) or (timeout is not None and waited >= timeout):
+            now = time.monotonic()
+            waited = now - started
+            is_late = timeout is not None and waited >= timeout
+            if is_late or (not waiting and not fresh):
                 break
             if waiting:
-                seconds = pause(time.monotonic() - quiet_since)
-                time.sleep(seconds if timeout is None else min(seconds, timeout - waited))
+                seconds = pause(now - quiet_since)
+                if timeout is not None:
+                    seconds = min(seconds, timeout - waited)
+                time.sleep(seconds)
         self._forget(waiting)
 
     def _forget(self, keys: Iterable[str]) -> None:
@@ -163,18 +174,21 @@ class PatientGrid(WrappedGrid):
 
     def __init__(self, grid: Grid, exchange: Exchange, patience: float) -> None:
         super().__init__(grid)
-        self._exchange, self._patience = exchange, patience
+        self._exchange = exchange
+        self._patience = patience
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
         """Send messages, pass on replies as they come, and ask once more for lost ones, within `run.patience`."""
         lost = yield from self._sent(messages, timeout)
-        deadline, attempts = time.monotonic() + self._patience, 1
+        deadline = time.monotonic() + self._patience
+        attempts = 1
         while lost and attempts < MOST_ATTEMPTS and time.monotonic() < deadline:
+            clients = list(lost)
             roster = self._exchange.roster
-            if roster is None or not self._back(roster, list(lost), deadline):
+            if roster is None or not self._back(roster, clients, deadline):
                 break
-            away = roster.missing(list(lost))
-            again = [self._exchange.again(client) for client in lost if client not in away]
+            away = roster.missing(clients)
+            again = [self._exchange.again(client) for client in clients if client not in away]
             lost = {client: lost[client] for client in away}
             lost |= yield from self._sent(again, timeout)
             attempts += 1
@@ -184,7 +198,9 @@ class PatientGrid(WrappedGrid):
         """Send messages and pass on the replies; returns the errors in place of replies that were lost, by client."""
         lost: dict[str, Message] = {}
         for reply in self._grid.send_and_receive(messages, timeout=timeout):
-            client = self._exchange.awaited(reply) if reply.has_error() and reply.error.code in LOST else ""
+            client = ""
+            if reply.has_error() and reply.error.code in LOST:
+                client = self._exchange.awaited(reply)
             if client:
                 lost[client] = reply
             else:

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from typing import NoReturn
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
@@ -54,7 +55,10 @@ class Roster:
         identify: Identify | None = None,
         frozen: str = "",
     ) -> None:
-        self.grid, self.classes, self.run_config, self.identify = grid, classes, run_config, identify
+        self.grid = grid
+        self.classes = classes
+        self.run_config = run_config
+        self.identify = identify
         self.frozen = frozen
         self.sites = {client: Site(client) for client in clients}
         self.target = Site(target, role="target") if target else None
@@ -74,21 +78,33 @@ class Roster:
         Returns as soon as none is missing or, with `enough`, so many are online. Raises UserError or ClientFailedError
         for a node that cannot serve this experiment.
         """
-        deadline = time.monotonic() + wait
-        last_line = time.monotonic() - SAY_SECONDS + FIRST_SECONDS
+        started = time.monotonic()
+        deadline = started + wait
+        next_line = started + FIRST_SECONDS
         while True:
             self._listen()
             missing = self.missing(clients)
-            asked = len(self.sites) + bool(self.target) if clients is None else len(clients)
-            allowed = 0 if enough is None else asked - enough
+            asked = self._all_sites() if clients is None else clients
+            allowed = 0 if enough is None else len(asked) - enough
             if len(missing) <= allowed or time.monotonic() >= deadline:
                 return missing
-            if time.monotonic() - last_line >= SAY_SECONDS:
-                last_line = time.monotonic()
-                left = deadline - last_line
-                level = self._level_of_wait(len(missing), left < wait - STARTING_SECONDS)
-                logger.log(level, "waiting for %s (%.0f s more)%s", first_few(missing), left, self._who_else())
+            now = time.monotonic()
+            if now >= next_line:
+                next_line = now + SAY_SECONDS
+                self._say_missing(missing, deadline - now, wait)
             time.sleep(POLL_SECONDS)
+
+    def _say_missing(self, missing: Sequence[str], left: float, wait: float) -> None:
+        """Logs who is missing. It is no warning while their sites may just be starting.
+
+        left, wait: the seconds of the wait that are left, and all of them
+        """
+        may_start = len(missing) <= len(self._silent)
+        is_late = left < wait - STARTING_SECONDS
+        level = logging.INFO if may_start and not is_late else logging.WARNING
+        who = first_few(missing)
+        who_else = self._who_else()
+        logger.log(level, "waiting for %s (%.0f s more)%s", who, left, who_else)
 
     def gather(self, run: RunSettings, clients: Collection[str] | None = None) -> None:
         """Waits for the clients (at first for all and the target's site), for at most `run.wait_for_sites` seconds.
@@ -97,35 +113,52 @@ class Roster:
         start of the run then waits for the others as above; a phase (`clients` given) waits for each until
         `run.patience` seconds after it disappeared.
         """
-        wait, here = run.wait_for_sites, [] if clients is None else clients
         self.tolerant = run.on_client_failure == "continue"
-        if run.on_client_failure == "stop":
-            missing = self.call(wait, [*here, *([self.target.client] if self.target else [])] if here else None)
-        elif here:
-            missing = self.call(self._patience_left(run.patience, here), here)
-            if set(here) <= set(missing):
-                missing = self.call(wait, here, enough=1)
-        else:
-            missing = self.call(wait)
+        here = [] if clients is None else list(clients)
+        missing = self._wait_for(here, run)
         self._refuse_implausible(run.examples_limit)
         self._examples_limit = run.examples_limit
         missing = self.missing(missing)
         needed = here or list(self.sites)
-        if missing and (not self.tolerant or set(needed) <= set(missing)):
-            raise ClientFailedError(f"no node for {first_few(missing)} within {wait:g} s{self._who_else()}")
-        for client in missing if clients is None else []:
+        nobody_is_here = set(needed) <= set(missing)
+        if missing and (not self.tolerant or nobody_is_here):
+            waited = f"within {run.wait_for_sites:g} s"
+            raise ClientFailedError(f"no node for {first_few(missing)} {waited}{self._who_else()}")
+        if clients is not None:
+            return
+        for client in missing:
             logger.warning("the run continues without client %r: %s", client, NOT_ONLINE)
             self.give_up(client)
 
+    def _wait_for(self, clients: list[str], run: RunSettings) -> list[str]:
+        """Waits for these clients, or for all when there are none, as `gather` says; returns who is missing then."""
+        if not clients:
+            return self.call(run.wait_for_sites)
+        if not self.tolerant:
+            target = [self.target.client] if self.target else []
+            return self.call(run.wait_for_sites, clients + target)
+        patience = self._patience_left(run.patience, clients)
+        missing = self.call(patience, clients)
+        if set(clients) <= set(missing):
+            missing = self.call(run.wait_for_sites, clients, enough=1)
+        return missing
+
     def fingerprints(self) -> dict[str, dict[str, int | str]]:
         """Fingerprints of the sites' data by client; empty in a simulation, where the server reads the same files."""
-        return {site.client: site.data for site in (*self.sites.values(), self.target) if site and site.data}
+        return {client: site.data for client, site in self._all_sites().items() if site.data}
 
     def missing(self, clients: Collection[str] | None = None) -> list[str]:
         """Clients with an unknown node, or a node that was not online at the last call."""
-        sites = {**self.sites, **({self.target.client: self.target} if self.target else {})}
+        sites = self._all_sites()
         names = sites if clients is None else clients
         return [client for client in names if sites[client].node_id not in self._online]
+
+    def _all_sites(self) -> dict[str, Site]:
+        """The sites of the clients, and that of the target where there is one, by name."""
+        sites = dict(self.sites)
+        if self.target:
+            sites[self.target.client] = self.target
+        return sites
 
     def give_up(self, client: str) -> None:
         """Does not wait for a client any more until it has come back once."""
@@ -134,20 +167,30 @@ class Roster:
     def _patience_left(self, patience: float, clients: Collection[str]) -> float:
         """The number of seconds to wait for those of the clients that are away now."""
         self._listen()
-        missing, now = self.missing(clients), time.monotonic()
-        others = {client: since for client, since in self._away.items() if client not in clients}
-        self._away = others | {client: self._away.get(client, now) for client in missing}
-        return max([patience - (now - self._away[client]) for client in missing], default=0.0)
+        missing = self.missing(clients)
+        now = time.monotonic()
+        away = {client: since for client, since in self._away.items() if client not in clients}
+        left = 0.0
+        for client in missing:
+            since = self._away.get(client, now)
+            away[client] = since
+            left = max(left, patience - (now - since))
+        self._away = away
+        return left
 
     def _refuse_implausible(self, limit: float) -> None:
         """Refuses a site that claims far more examples than the others, because it would dominate the average."""
-        counts = {site.client: site.examples for site in self.sites.values() if site.node_id != UNANSWERED}
-        for client, reason in implausible(counts, limit).items():
+        for client, reason in implausible(self._examples(), limit).items():
             if not self.tolerant:
                 raise UserError(f"client {client!r}: {reason}")
             logger.warning("client %r is refused: %s", client, reason)
-            self._others[self.sites[client].node_id] = f"{client}, refused"
+            node = self.sites[client].node_id
+            self._others[node] = f"{client}, refused"
             self.sites[client] = Site(client)
+
+    def _examples(self) -> dict[str, int]:
+        """The numbers of examples of the clients that have answered, by client."""
+        return {site.client: site.examples for site in self.sites.values() if site.node_id != UNANSWERED}
 
     def _check_return(self, site: Site) -> None:
         """Raises UserError when a site comes late with data that do not fit the run, or when it comes back during the
@@ -156,27 +199,26 @@ class Roster:
         earlier = self.target if site.role == "target" else self.sites.get(site.client)
         if earlier is None:
             return
-        if earlier.data and (differs := difference({site.client: earlier.data}, {site.client: site.data})):
-            raise UserError(
-                f"client {site.client!r} came back with other data than the run began with ({differs}); {RESTART}"
-            )
-        if self._examples_limit and site.role == "source" and earlier.examples != site.examples:
+        if earlier.data:
+            differs = difference({site.client: earlier.data}, {site.client: site.data})
+            if differs:
+                came_back = f"client {site.client!r} came back with other data than the run began with"
+                raise UserError(f"{came_back} ({differs}); {RESTART}")
+        has_other_examples = site.role == "source" and earlier.examples != site.examples
+        if self._examples_limit and has_other_examples:
             self._refuse_out_of_proportion(site)
         if self.check_late and site.data and not earlier.data:  # last, because it records the data
             self.check_late(site)
 
     def _refuse_out_of_proportion(self, site: Site) -> None:
         """Raises UserError when a site's number of examples does not fit the others any more."""
-        counts = {other.client: other.examples for other in self.sites.values() if other.node_id != UNANSWERED}
-        reasons = implausible({**counts, site.client: site.examples}, self._examples_limit)
-        for client, reason in reasons.items():
-            whose = "" if client == site.client else f"with it client {client!r} would be out of proportion: "
-            raise UserError(f"client {site.client!r} came back with {site.examples} examples; {whose}{reason}")
-
-    def _level_of_wait(self, missing: int, is_late: bool) -> int:
-        """The level of a line that so many clients are missing: no warning while their sites may just be starting."""
-        is_starting = missing <= len(self._silent) and not is_late
-        return logging.INFO if is_starting else logging.WARNING
+        counts = {**self._examples(), site.client: site.examples}
+        refused = implausible(counts, self._examples_limit)
+        for client, reason in refused.items():
+            came_back = f"client {site.client!r} came back with {site.examples} examples"
+            if client != site.client:
+                reason = f"with it client {client!r} would be out of proportion: {reason}"
+            raise UserError(f"{came_back}; {reason}")
 
     @property
     def _silent(self) -> set[int]:
@@ -184,12 +226,18 @@ class Roster:
         return self._online & set(self._waiting.values())
 
     def _who_else(self) -> str:
-        here = [client for client in self.sites if self.sites[client].node_id in self._online]
+        """Who is online, for a line that says who is missing."""
+        here = [client for client, site in self.sites.items() if site.node_id in self._online]
         others = [name for node, name in self._others.items() if node in self._online]
         silent = len(self._silent)
-        text = f"; online: {first_few(here)}" if here else f"; {len(self._online)} nodes online"
-        text += f"; {silent} of the nodes online have not answered yet" if silent else ""
-        return text + (f"; nodes that this run does not need: {first_few(others)}" if others else "")
+        text = f"; {len(self._online)} nodes online"
+        if here:
+            text = f"; online: {first_few(here)}"
+        if silent:
+            text += f"; {silent} of the nodes online have not answered yet"
+        if others:
+            text += f"; nodes that this run does not need: {first_few(others)}"
+        return text
 
     def _listen(self) -> None:
         """Asks the new nodes, and processes the answers that have arrived."""
@@ -197,7 +245,8 @@ class Roster:
         self._asked &= self._online | set(self._waiting.values())
         now = time.monotonic()
         for key, node in list(self._waiting.items()):  # a busy SuperLink may lose messages
-            if now - self._since[node] > ASK_AGAIN_SECONDS:
+            waited = now - self._since[node]
+            if waited > ASK_AGAIN_SECONDS:
                 del self._waiting[key]
                 self._asked.discard(node)
         fresh = sorted(self._online - self._asked)
@@ -209,22 +258,30 @@ class Roster:
         """Asks these nodes, some at a time."""
         config: Config = {**self.run_config, "round": 0, "phase": "handshake", "client": ""}
         content = RecordDict({"config": ConfigRecord(config)})
-        while part := fresh[:ASKED_AT_ONCE]:
-            ids = self.grid.push_messages([Message(content, node, "query.handshake") for node in part])
-            self._waiting.update({key: node for key, node in zip(ids, part) if key})
+        for start in range(0, len(fresh), ASKED_AT_ONCE):
+            if start:
+                self._hear()
+            part = fresh[start : start + ASKED_AT_ONCE]
+            questions = [Message(content, node, "query.handshake") for node in part]
+            ids = self.grid.push_messages(questions)
+            for key, node in zip(ids, part):
+                if key:
+                    self._waiting[key] = node
             self._asked.update(part)
             self._since.update(dict.fromkeys(part, now))
-            if fresh := fresh[ASKED_AT_ONCE:]:
-                self._hear()
 
     def _hear(self) -> None:
         """Process the answers that have arrived."""
-        for reply in self.grid.pull_messages(list(self._waiting)) if self._waiting else []:
-            node = self._waiting.pop(reply.metadata.reply_to_message_id, None)
+        if not self._waiting:
+            return
+        for reply in self.grid.pull_messages(list(self._waiting)):
+            question = reply.metadata.reply_to_message_id
+            node = self._waiting.pop(question, None)
             if node is not None:
                 self._take(node, reply)
 
     def _take(self, node: int, reply: Message) -> None:
+        """Accepts or refuses the answer of a node; an error of the connection is neither."""
         if reply.has_error():
             if reply.error.code == CLIENT_APP_RAISED:
                 self._refuse(node, str(reply.error.reason))
@@ -242,9 +299,11 @@ class Roster:
 
     def _admit(self, node: int, reply: Message) -> None:
         """Accepts the answer of a node, or raises RejectedReplyError or UserError."""
-        expected = Expected("", str(self.run_config["token"]), 0, "handshake")
-        if reply.metadata.src_node_id != node:
-            raise RejectedReplyError(f"it comes from another node, {reply.metadata.src_node_id}")
+        source = reply.metadata.src_node_id
+        if source != node:
+            raise RejectedReplyError(f"it comes from another node, {source}")
+        token = str(self.run_config["token"])
+        expected = Expected("", token, 0, "handshake")
         sites = checked(partial(read_sites, node), reply.content, expected)
         for site, holds in sites:
             self._take_site(node, site, holds)
@@ -260,8 +319,10 @@ class Roster:
             self._others[node] = claim
             logger.warning("%s: refused", reason)
             return
-        expected = self.target if site.role == "target" and self.target else self.sites.get(site.client)
-        if expected is None or (expected.client, expected.role) != (site.client, site.role):
+        expected = self.sites.get(site.client)
+        if site.role == "target" and self.target:
+            expected = self.target
+        if expected is None or site.client != expected.client or site.role != expected.role:
             self._others[node] = holds
             return
         if expected.node_id in self._online and expected.node_id != node:
@@ -278,20 +339,29 @@ class Roster:
 
     def _refuse(self, node: int, reason: str) -> None:
         """Handles a node that answers with an error: ends the run, or gives up this client when others may continue."""
-        sites = [site for site in (*self.sites.values(), self.target) if site and site.node_id == node]
-        who, line = name_of(node, self.identify), one_line(reason[-MOST_REASON:])
-        if self.tolerant and sites:
-            names = ", ".join(repr(site.client) for site in sites)
-            logger.warning("client %s came back and fails: %s", names, line)
-            for site in sites:  # its data are compared again when it is back
-                self._keep(Site(site.client, role=site.role, data=site.data))
-        elif self.tolerant:
+        if not self.tolerant:
+            self._end_run(node, reason)
+        line = one_line(reason[-MOST_REASON:])
+        sites = [site for site in self._all_sites().values() if site.node_id == node]
+        if not sites:
+            who = name_of(node, self.identify)
             logger.warning("%s fails in the handshake: %s", who, line)
             self._others[node] = f"{who}, which fails"
-        elif USER_ERROR in reason:
-            raise UserError((f"{who}: " if self.identify else "") + one_line(reason.split(USER_ERROR, 1)[1]))
-        else:
-            raise ClientFailedError(f"{who} failed in the handshake:\n{reason[-MOST_REASON:].rstrip()}")
+            return
+        names = ", ".join(repr(site.client) for site in sites)
+        logger.warning("client %s came back and fails: %s", names, line)
+        for site in sites:  # its data are compared again when it is back
+            self._keep(Site(site.client, role=site.role, data=site.data))
+
+    def _end_run(self, node: int, reason: str) -> NoReturn:
+        """Raises UserError when a node names a fault that its user can correct, otherwise ClientFailedError."""
+        who = name_of(node, self.identify)
+        if USER_ERROR in reason:
+            _, message = reason.split(USER_ERROR, 1)
+            whose = f"{who}: " if self.identify else ""
+            raise UserError(whose + one_line(message))
+        text = reason[-MOST_REASON:]
+        raise ClientFailedError(f"{who} failed in the handshake:\n{text.rstrip()}")
 
 
 class OpenRoster(Roster):
@@ -303,7 +373,8 @@ class OpenRoster(Roster):
 
     def __init__(self, grid: Grid, least: int, run_config: Config, classes: int = 0, target: str = "") -> None:
         super().__init__(grid, (), classes, run_config, target)
-        self.least, self.is_open = least, True
+        self.least = least
+        self.is_open = True
 
     def call(self, wait: float, clients: Collection[str] | None = None, enough: int | None = None) -> list[str]:
         """Learns the names of the clients at first; then as `Roster.call`.
@@ -318,22 +389,31 @@ class OpenRoster(Roster):
 
     def _meet(self, deadline: float) -> None:
         """Asks all nodes that are online, until enough have said who they are; logs once for whom it waits."""
-        first_line = time.monotonic() + FIRST_SECONDS
+        next_line = time.monotonic() + FIRST_SECONDS
         while True:
             self._listen()
-            awaited = bool(self.target) and bool(self.missing([self.target.client]))  # type: ignore[union-attr]
-            if len(self.sites) >= self.least and not self._waiting and not awaited:
+            target_is_away = self.target is not None and bool(self.missing([self.target.client]))
+            is_complete = len(self.sites) >= self.least and not self._waiting
+            if is_complete and not target_is_away:
                 return
-            left = deadline - time.monotonic()
-            if left <= 0:
-                near = nearest(self.target.client, self.sites) if awaited and self.target else ""
-                raise ClientFailedError(f"{len(self.sites)} clients answered in time{self._lacks(awaited)}; "
-                                        f"{near}here are: {first_few(self.sites)}")  # fmt: skip
-            if time.monotonic() >= first_line:
-                first_line = math.inf
-                app_logger.warning("fedsim: waiting %.0f s more (wait_for_sites): %d clients have answered (%s)%s",
-                                   left, len(self.sites), first_few(self.sites), self._lacks(awaited))  # fmt: skip
+            now = time.monotonic()
+            lacks = self._lacks(target_is_away)
+            if now >= deadline:
+                self._refuse_few(lacks, target_is_away)
+            if now >= next_line:
+                next_line = math.inf
+                waiting = f"fedsim: waiting {deadline - now:.0f} s more (wait_for_sites)"
+                answered = f"{len(self.sites)} clients have answered ({first_few(self.sites)})"
+                app_logger.warning("%s: %s%s", waiting, answered, lacks)
             time.sleep(POLL_SECONDS)
+
+    def _refuse_few(self, lacks: str, target_is_away: bool) -> NoReturn:
+        """Raises ClientFailedError, which says who has answered in time and what `lacks`."""
+        near = ""
+        if self.target and target_is_away:
+            near = nearest(self.target.client, self.sites)
+        answered = f"{len(self.sites)} clients answered in time"
+        raise ClientFailedError(f"{answered}{lacks}; {near}here are: {first_few(self.sites)}")
 
     def _lacks(self, awaited: bool) -> str:
         """Returns for whom the start waits, in words; awaited: whether the unseen domain's client is away."""

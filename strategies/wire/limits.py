@@ -31,6 +31,8 @@ MOST_HISTORIES = 200  # clients that have a history; with more clients, a round 
 STANDS_OUT = 3.0  # an update is named when it is this many times as large as the others'
 RUINED = 10.0  # a loss that is this many times the lowest of its site, and of 1, is that of a ruined model
 FIRST_LOSS = 10.0  # stands for the lowest loss of a site that has not validated yet: no model is trained then
+Sizes = Mapping[str, float]  # by client, or by the name of a metric
+Reasons = dict[str, str]  # why a client is refused, by client
 BLOCK = 1 << 15  # values that are subtracted and converted at a time, so that they stay in the processor's cache
 
 
@@ -41,7 +43,9 @@ def update_size(arrays: Arrays, previous: Arrays) -> float:
         for name, array in arrays.items():
             if array.dtype.kind == "f":
                 total += squared_distance(array, previous.get(name))
-    return math.sqrt(total) if math.isfinite(total) else math.inf
+    if not math.isfinite(total):
+        return math.inf
+    return math.sqrt(total)
 
 
 def squared_distance(array: np.ndarray, other: np.ndarray | None) -> float:
@@ -55,31 +59,39 @@ def squared_distance(array: np.ndarray, other: np.ndarray | None) -> float:
     single = base is not None and flat.dtype == base.dtype == np.float32
     total = 0.0
     for start in range(0, flat.size, BLOCK):
-        values = flat[start : start + BLOCK]
-        others = None if base is None else base[start : start + BLOCK]
+        block = slice(start, start + BLOCK)
+        values = flat[block]
+        others = None if base is None else base[block]
         square = _square(values, others, np.float32) if single else math.inf
-        total += square if math.isfinite(square) else _square(values, others, np.float64)
+        if not math.isfinite(square):
+            square = _square(values, others, np.float64)
+        total += square
     return total
 
 
 def _square(values: np.ndarray, others: np.ndarray | None, dtype: type[np.floating]) -> float:
-    difference = values if others is None else np.subtract(values, others, dtype=dtype)
-    difference = difference.astype(np.float64, copy=False)
-    return float(difference @ difference)
+    difference = values
+    if others is not None:
+        difference = np.subtract(values, others, dtype=dtype)
+    double = difference.astype(np.float64, copy=False)
+    return float(double @ double)
 
 
 def lower_median(sizes: Sequence[float]) -> float:
     """The value in the middle; of an even number of values, the smaller of the two. Zero without any value."""
-    return sorted(sizes)[(len(sizes) - 1) // 2] if sizes else 0.0
+    if not sizes:
+        return 0.0
+    middle = (len(sizes) - 1) // 2
+    return sorted(sizes)[middle]
 
 
 def over_limit(
-    sizes: Mapping[str, float],
+    sizes: Sizes,
     history: Mapping[str, Sequence[float]],
     previous: float,
     limit: float,
     blamed: Collection[str] = (),
-) -> dict[str, str]:
+) -> Reasons:
     """Clients with an update that is too large, with the reason; none when the limit is 0 (off).
 
     sizes: this round's by client. history: the accepted ones of earlier rounds. previous: the model's norm
@@ -87,19 +99,35 @@ def over_limit(
     """
     if not limit:
         return {}
-    refused, ordered = {}, sorted(sizes.values())
+    refused: Reasons = {}
+    ordered = sorted(sizes.values())
     for client, size in sizes.items():
-        allowed = min(limit, STANDS_OUT) if client in blamed else limit
+        allowed, why = limit, "run.update_limit"
+        if client in blamed:
+            allowed = min(limit, STANDS_OUT)
+            why = "the limit of a client that has ruined a model"
         usual = lower_median(history.get(client, ()))
-        bound, whose = upper_median_of_others(ordered, size), "the median of the other replies"
-        if len(ordered) == 1:
-            bound, whose = (usual, "the median of its own earlier rounds") if usual else (previous, "the model's norm")
-        if bound and size > allowed * bound:
-            reason = f"its update has the norm {size:.3g}, {size / bound:.3g} times {whose} ({bound:.3g})"
-            reason += f" and {size / usual:.3g} times its own earlier ones" if usual and len(ordered) > 1 else ""
-            why = "the limit of a client that has ruined a model" if client in blamed else "run.update_limit"
-            refused[client] = f"{reason}; {why} is {allowed:g}"
+        measure, whose = _measure(ordered, size, usual, previous)
+        if measure and size > allowed * measure:
+            norm = f"its update has the norm {size:.3g}"
+            times = f"{size / measure:.3g} times {whose} ({measure:.3g})"
+            if usual and len(ordered) > 1:
+                times += f" and {size / usual:.3g} times its own earlier ones"
+            refused[client] = f"{norm}, {times}; {why} is {allowed:g}"
     return both_of_two(refused, sizes)
+
+
+def _measure(ordered: Sequence[float], size: float, usual: float, previous: float) -> tuple[float, str]:
+    """The size with which that of an update is compared, and whose it is; the arguments are those of `over_limit`.
+
+    ordered: this round's sizes in order
+    usual: the median of the client's own earlier sizes; 0 without any
+    """
+    if len(ordered) > 1:
+        return upper_median_of_others(ordered, size), "the median of the other replies"
+    if usual:
+        return usual, "the median of its own earlier rounds"
+    return previous, "the model's norm"
 
 
 def upper_median_of_others(ordered: Sequence[float], value: float) -> float:
@@ -107,20 +135,29 @@ def upper_median_of_others(ordered: Sequence[float], value: float) -> float:
     if len(ordered) < 2:
         return 0
     middle = (len(ordered) - 1) // 2
-    return ordered[middle + (bisect_left(ordered, value) <= middle)]
+    place = bisect_left(ordered, value)
+    if place <= middle:  # the value stands in the lower half, and counts no more
+        middle += 1
+    return ordered[middle]
 
 
 def either(count: int) -> str:
     """What to add to the reason of a refusal that compares so many clients."""
-    return " (of two clients, either may be the wrong one)" if count == 2 else ""
+    if count != 2:
+        return ""
+    return " (of two clients, either may be the wrong one)"
 
 
-def both_of_two(refused: Mapping[str, str], clients: Collection[str]) -> dict[str, str]:
+def both_of_two(refused: Mapping[str, str], clients: Collection[str]) -> Reasons:
     """The refused clients, with the reason; both when two are compared, because either may be the wrong one."""
     if not refused or len(clients) != 2:
         return dict(refused)
-    (client, reason), *_ = refused.items()
-    return {name: f"{f'of client {client!r}: ' * (name != client)}{reason}{either(2)}" for name in clients}
+    (first, reason), *_ = refused.items()
+    reasons: Reasons = {}
+    for client in clients:
+        whose = "" if client == first else f"of client {first!r}: "
+        reasons[client] = f"{whose}{reason}{either(2)}"
+    return reasons
 
 
 def model_norm(model: Arrays) -> float:
@@ -130,14 +167,22 @@ def model_norm(model: Arrays) -> float:
 
 def remember(history: MutableMapping[str, list[float]], client: str, size: float) -> None:
     """Add the size of an accepted update to the history of its client, if that is one of the first clients."""
-    if client in history or len(history) < MOST_HISTORIES:
-        history[client] = [*history.get(client, []), size][-KEPT_SIZES:]
+    if not has_room(history, client):
+        return
+    sizes = history.get(client, [])
+    history[client] = [*sizes, size][-KEPT_SIZES:]
+
+
+def has_room(table: Collection[str], client: str) -> bool:
+    """Whether a table by clients may have a line for this one: it has it, or is not full."""
+    return client in table or len(table) < MOST_HISTORIES
 
 
 def lower(lowest: MutableMapping[str, float], client: str, loss: float) -> None:
     """Keep the lowest loss of a client's validations, if that is one of the first clients."""
-    if client in lowest or len(lowest) < MOST_HISTORIES:
-        lowest[client] = min(loss, lowest.get(client, loss))
+    if has_room(lowest, client):
+        before = lowest.get(client, loss)
+        lowest[client] = min(loss, before)
 
 
 COUNTS = {"gradient_count", "steps", "learning_rate"}
@@ -146,55 +191,75 @@ USUAL_LOSS = 1.0  # of clients whose models are good the losses differ by any fa
 
 
 def metrics_over_limit(
-    metrics: Mapping[str, Mapping[str, float]], needed: Collection[str], run: RunSettings, momentum: float
-) -> dict[str, str]:
+    metrics: Mapping[str, Sizes], needed: Collection[str], run: RunSettings, momentum: float
+) -> Reasons:
     """Clients with a number that is too large, with the reason. Only numbers that a server part needs are compared.
 
     Losses are limited by `run.update_limit`. Counts follow the numbers of examples and are limited by
     `run.examples_limit` / (1 - momentum), because with momentum a gradient counts up to 1 / (1 - momentum) times.
     """
-    refused: dict[str, str] = {}
-    for name in sorted((COUNTS | TRAINING_LOSSES) & set(needed)) if len(metrics) > 1 else ():
-        setting = "update_limit" if name in TRAINING_LOSSES else "examples_limit"
-        limit = getattr(run, setting) / (1 if name in TRAINING_LOSSES else 1 - momentum)
-        ordered = sorted(abs(values[name]) for values in metrics.values())
-        for client, values in metrics.items():
-            median = upper_median_of_others(ordered, abs(values[name]))
-            bound = max(median, USUAL_LOSS) if name in TRAINING_LOSSES else median
-            if limit and bound > 0 and abs(values[name]) > limit * bound:
-                comparison = f"its {name} is {values[name]:.3g}, the median of the others {median:.3g}"
-                refused.setdefault(client, f"{comparison}; run.{setting} is {getattr(run, setting):g}")
+    if len(metrics) < 2:
+        return {}
+    refused: Reasons = {}
+    compared = (COUNTS | TRAINING_LOSSES) & set(needed)
+    for name in sorted(compared):
+        is_loss = name in TRAINING_LOSSES
+        setting = "update_limit" if is_loss else "examples_limit"
+        limit = getattr(run, setting)
+        allowed = limit if is_loss else limit / (1 - momentum)
+        least = USUAL_LOSS if is_loss else 0.0
+        values = {client: numbers[name] for client, numbers in metrics.items()}
+        ordered = sorted(map(abs, values.values()))
+        for client, value in values.items():
+            size = abs(value)
+            median = upper_median_of_others(ordered, size)
+            bound = allowed * max(median, least)
+            if bound > 0 and size > bound:
+                reported = f"its {name} is {value:.3g}"
+                comparison = f"the median of the others {median:.3g}"
+                reason = f"{reported}, {comparison}; run.{setting} is {limit:g}"
+                refused.setdefault(client, reason)
     return both_of_two(refused, metrics)
 
 
-def doubtful_losses(losses: Mapping[str, float], signed: bool, limit: float) -> dict[str, str]:
+def doubtful_losses(losses: Sizes, signed: bool, limit: float) -> Reasons:
     """Clients whose training loss cannot be true, with the reason.
 
     losses: by client. signed: whether a loss of this recipe may be below 0. A loss whose size is more than `limit`
     (0: off) times the upper median of the others' and of 1 is none of the same task.
     """
-    reasons: dict[str, str] = {}
+    reasons: Reasons = {}
     ordered = sorted(map(abs, losses.values()))
+    is_compared = limit > 0 and len(losses) > 1
     for client, loss in losses.items():
-        median = upper_median_of_others(ordered, abs(loss))
+        size = abs(loss)
+        median = upper_median_of_others(ordered, size)
+        usual = max(median, USUAL_LOSS)
         if loss < 0 and not signed:
             reasons[client] = f"{loss:.3g} is below 0"
-        elif limit and len(losses) > 1 and abs(loss) > limit * max(median, USUAL_LOSS):
-            reasons[client] = f"{loss:.3g} is more than {limit:g} times that of the others ({median:.3g})"
+        elif is_compared and size > limit * usual:
+            times = f"{limit:g} times that of the others ({median:.3g})"
+            reasons[client] = f"{loss:.3g} is more than {times}"
     return reasons
 
 
-def records_over_limit(sizes: Mapping[str, float], model: Arrays, limit: float) -> dict[str, str]:
+def records_over_limit(sizes: Sizes, model: Arrays, limit: float) -> Reasons:
     """Clients with a record of a bank that is too large, with the reason; none when the limit is 0 (off).
 
     sizes: the norms of the records by client
     model: the model of the start of the round. A record with a smaller norm than the model is never refused, because
     records of models that fit well (gradients that are almost 0) differ by any factor.
     """
-    refused, ordered = {}, sorted(sizes.values())
-    for client, size in sizes.items() if limit else ():
+    if not limit:
+        return {}
+    refused: Reasons = {}
+    ordered = sorted(sizes.values())
+    for client, size in sizes.items():
         median = upper_median_of_others(ordered, size)
-        if median and size > limit * median and size > model_norm(model):
+        bound = limit * median
+        stands_out = median > 0 and size > bound
+        if stands_out and size > model_norm(model):
+            norm = f"its record has the norm {size:.3g}"
             times = f"{size / median:.3g} times the median of the others ({median:.3g})"
-            refused[client] = f"its record has the norm {size:.3g}, {times}; run.update_limit is {limit:g}"
+            refused[client] = f"{norm}, {times}; run.update_limit is {limit:g}"
     return both_of_two(refused, sizes)

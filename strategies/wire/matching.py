@@ -36,26 +36,28 @@ class Sent:
 
         Errors may come from another node than the one that was asked: a SuperLink answers for a node that is gone.
         """
-        source, client = reply.metadata.src_node_id, self._find(reply.metadata.reply_to_message_id)
+        source = reply.metadata.src_node_id
+        client = self._find(reply.metadata.reply_to_message_id)
         message = self.open.get(client)
         if not client:
             self.strays.append(f"a reply of node {source} is dropped: it answers no message of this phase")
-        elif message is None:
+            return ""
+        if message is None:
             self.strays.append(f"a reply of client {client!r} is dropped: it answered before")
-        elif reply.has_content() and source != message.metadata.dst_node_id:
-            node = message.metadata.dst_node_id
+            return ""
+        node = message.metadata.dst_node_id
+        if reply.has_content() and source != node:
             self.strays.append(f"a reply for client {client!r} is dropped: it comes from node {source}, not {node}")
-        else:
-            del self.open[client]
-            return client
-        return ""
+            return ""
+        del self.open[client]
+        return client
 
     def _find(self, message_id: str) -> str:
-        """Client of a message by its id."""
+        """The client for which a message with this id was sent; empty for no client."""
         if message_id not in self._client_of:
             for client in list(self._unsent):
-                message_id_of_client = self.open[client].metadata.message_id
-                if message_id_of_client:
-                    self._client_of[message_id_of_client] = client
+                key = self.open[client].metadata.message_id
+                if key:
+                    self._client_of[key] = client
                     del self._unsent[client]
         return self._client_of.get(message_id, "")

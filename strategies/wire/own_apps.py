@@ -21,7 +21,7 @@ from fedsim.flower.identity import stamp
 from fedsim.tensors.records import Config, arrays_of, config_of, configs_of, metrics_of
 from strategies.state import ServerState
 from strategies.wire.grids import WrappedGrid
-from strategies.wire.reply_checks import ECHOED, RATES, RESERVED, one_line
+from strategies.wire.reply_checks import ECHOED, RATES, RESERVED, Metrics, one_line
 from strategies.wire.target_site import PHASE as TARGET_PHASE
 
 EXAMPLES = "num-examples"
@@ -59,9 +59,10 @@ def names_for(needs: Collection[str]) -> list[str]:
     names = []
     for name in sorted(needs):
         sources = MADE_OF.get(name, ())
-        if sources and set(sources) <= set(needs):
-            continue
-        names.append(f"{name}, or {' and '.join(sources)}" if sources else name)
+        if not sources:
+            names.append(name)
+        elif not set(sources) <= set(needs):
+            names.append(f"{name}, or {' and '.join(sources)}")
     return names
 
 
@@ -86,10 +87,14 @@ class AppGrid(WrappedGrid):
         score: str = "",
     ) -> None:
         super().__init__(grid)
-        self.initial, self.banks, self.state = initial, banks, state
+        self.initial = initial
+        self.banks = banks
+        self.state = state
         self.needs = sorted(needs, key=lambda name: (name in MADE_OF, name))
-        self.target, self.score = target, score
-        self.train_config, self.evaluate_config = ConfigRecord(), ConfigRecord()
+        self.target = target
+        self.score = score
+        self.train_config = ConfigRecord()
+        self.evaluate_config = ConfigRecord()
         self.silent: set[int] = set()  # the nodes whose app cannot evaluate
         self.introduced: dict[str, str] = {}  # by client: what fedsim's own clients said of themselves
         self.evaluated: dict[str, dict[str, float]] = {}  # by client: the metrics of its last reply to evaluate
@@ -101,7 +106,9 @@ class AppGrid(WrappedGrid):
         ours = list(messages)
         sent = [self._outgoing(message) for message in ours]
         ids = list(self._grid.push_messages(sent))
-        self._pushed.update({key: pair for key, pair in zip(ids, zip(ours, sent)) if key})
+        for key, message, outgoing in zip(ids, ours, sent):
+            if key:
+                self._pushed[key] = message, outgoing
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
@@ -116,37 +123,46 @@ class AppGrid(WrappedGrid):
         pairs: list[tuple[Message, Message]] = []
 
         def outgoing() -> Iterator[Message]:
-            for message in messages:
-                pairs.append((message, self._outgoing(message)))
-                yield pairs[-1][1]
+            for ours in messages:
+                sent = self._outgoing(ours)
+                pairs.append((ours, sent))
+                yield sent
 
         for reply in self._grid.send_and_receive(outgoing(), timeout=timeout):
             answered = reply.metadata.reply_to_message_id
-            pair = next((pair for pair in pairs if pair[1].metadata.message_id == answered), None)
-            if pair:
-                yield self._incoming(*pair, reply)
+            for ours, sent in pairs:
+                if sent.metadata.message_id == answered:
+                    yield self._incoming(ours, sent, reply)
+                    break
 
     def _outgoing(self, message: Message) -> Message:
         """A message as Flower's own strategies send it: tensors, and a config with the number of the round."""
-        training = message.metadata.message_type == "train"
-        given = self.train_config if training else self.evaluate_config
+        kind = "evaluate"
+        settings = self.evaluate_config
+        if message.metadata.message_type == "train":
+            kind = "train"
+            settings = self.train_config
         number = config_of(message.content)["round"]
+        config = ConfigRecord({**settings, "server-round": number})
         records = arrays_of(message.content) or {"arrays": self.initial}
-        content = RecordDict({**records, "config": ConfigRecord({**given, "server-round": number})})
-        return Message(content, message.metadata.dst_node_id, "train" if training else "evaluate")
+        content = RecordDict({**records, "config": config})
+        return Message(content, message.metadata.dst_node_id, kind)
 
     def _incoming(self, ours: Message, sent: Message, reply: Message) -> Message:
         """The reply to our message that the reply to the sent message stands for."""
         stamp(ours, sent.metadata.message_id)
         asked = config_of(ours.content)
-        introduces = asked["phase"] == "handshake"
-        if reply.has_error():
-            if not introduces or NO_EVALUATION not in str(reply.error.reason):
-                return reply
+        client = str(asked["client"])
+        phase = str(asked["phase"])
+        content = RecordDict()
+        if reply.has_content():
+            content = reply.content
+        elif phase == "handshake" and NO_EVALUATION in str(reply.error.reason):
             self.silent.add(ours.metadata.dst_node_id)
+        else:
+            return reply
         try:
-            content = RecordDict() if reply.has_error() else reply.content
-            answer = self._translated(ours, content, str(asked["client"]), str(asked["phase"]))
+            answer = self._translated(ours, content, client, phase)
         except UnfitReplyError as error:
             return Message(Error(CLIENT_APP_RAISED, f"{USER_ERROR}{error}"), reply_to=ours)
         answer["echo"] = ConfigRecord({key: asked[key] for key in ECHOED})
@@ -160,12 +176,9 @@ class AppGrid(WrappedGrid):
         node = ours.metadata.dst_node_id
         name = name_of(content)
         if phase == "handshake":
-            self._names[node] = name or f"node-{node}"
-            for record in configs_of(content).values():
-                if FEDSIM in record:
-                    self.introduced[self._names[node]] = str(record[FEDSIM])
-            return introduction(self._names[node], self.target)
-        if name and node not in self.silent and name != self._names.get(node, name):
+            return self._introduced(node, name or f"node-{node}", content)
+        first_name = self._names.get(node, name)
+        if name and node not in self.silent and name != first_name:
             raise UnfitReplyError(f"its reply calls it {name!r}, and before the first round it was {client!r}; give "
                                   "one name in the replies to evaluate and to train")  # fmt: skip
         if ours.metadata.message_type == "train":
@@ -178,24 +191,35 @@ class AppGrid(WrappedGrid):
             self.evaluated[client] = metrics
         return answer
 
+    def _introduced(self, node: int, name: str, content: RecordDict) -> RecordDict:
+        """The reply of a node to the handshake, whose name and whose text about itself are kept."""
+        self._names[node] = name
+        for record in configs_of(content).values():
+            if FEDSIM in record:
+                self.introduced[name] = str(record[FEDSIM])
+        return introduction(name, self.target)
+
     def _trained(self, client: str, content: RecordDict) -> RecordDict:
         """The reply of a client that has trained."""
         records = arrays_of(content)
-        models = {name: record for name, record in records.items() if name not in self.banks}
+        models = [name for name in records if name not in self.banks]
         if len(models) != 1:
             raise UnfitReplyError(f"its reply to train has {len(models)} ArrayRecords with a model ({sorted(models)}), "
                                   "and one is needed, e.g. 'arrays'")  # fmt: skip
-        if lost := sorted(set(self.banks) - set(records)):
+        lost = sorted(set(self.banks) - set(records))
+        if lost:
             raise UnfitReplyError(f"its reply to train lacks the ArrayRecord {lost[0]!r}, which the method needs")
-        metrics = numbers_of(content, "train")
-        examples = metrics.pop(EXAMPLES)
-        metrics = {column(name): value for name, value in metrics.items()}
+        numbers = numbers_of(content, "train")
+        examples = numbers.pop(EXAMPLES)
+        metrics = {column(name): value for name, value in numbers.items()}
         self._complete(client, metrics)
         for name in self.needs:
             if name not in metrics:
                 raise UnfitReplyError(f"its reply to train lacks the metric {lacking(name, metrics)}")
-        answer = RecordDict({"arrays": next(iter(models.values()))})
-        answer.update({name: records[name] for name in self.banks})
+        (model,) = models
+        answer = RecordDict({"arrays": records[model]})
+        for name in self.banks:
+            answer[name] = records[name]
         answer["metrics"] = metric_record({EXAMPLES: examples, **metrics})
         return answer
 
@@ -204,21 +228,24 @@ class AppGrid(WrappedGrid):
         losses, _ = self.state.of_part(HISTORY)
         if "gap" in self.needs:
             before = losses.get(client)
-            if "gap" not in metrics and {"received_loss", "trained_loss"} <= metrics.keys():
-                metrics["gap_valid"] = float(before is not None)
-                metrics["gap"] = 0.0 if before is None else metrics["received_loss"] - float(before)
-            elif "gap" in metrics:
+            has_losses = {"received_loss", "trained_loss"} <= metrics.keys()
+            if "gap" in metrics:
                 metrics.setdefault("gap_valid", 1.0)
+            elif has_losses:
+                metrics["gap_valid"] = float(before is not None)
+                metrics["gap"] = 0.0
+                if before is not None:
+                    metrics["gap"] = metrics["received_loss"] - float(before)
         if "trained_loss" in metrics:
             losses[client] = metrics["trained_loss"]
         if "steps" in metrics and "gradient_count" in self.needs:
             metrics.setdefault("gradient_count", metrics["steps"])
 
-    def _validated(self, metrics: Mapping[str, float]) -> RecordDict:
+    def _validated(self, metrics: Metrics) -> RecordDict:
         """The reply of a client that has validated, or of the unseen domain's, of these numbers in its metrics."""
-        scores, losses = ((self.score,) if self.score else SCORES), LOSSES
+        scores = (self.score,) if self.score else SCORES
         answer: Config = {EXAMPLES: metrics[EXAMPLES], "evaluation_seconds": 0.0}
-        for name, candidates in (("accuracy", scores), ("loss", losses)):
+        for name, candidates in (("accuracy", scores), ("loss", LOSSES)):
             present = [candidate for candidate in candidates if candidate in metrics]
             if not present:
                 raise UnfitReplyError(f"its reply to evaluate has no {name}: {' or '.join(candidates)} is needed in "
@@ -240,26 +267,37 @@ def name_of(content: RecordDict) -> str:
     for record in configs_of(content).values():
         if DOMAIN in record:
             name = one_line(str(record[DOMAIN]))
-            if reason := unusable(name.partition("/")[0]) if name else "because it is empty":
-                raise UnfitReplyError(f"its reply calls it {name!r}, and no domain can be called so, {reason}")
+            check_name(name)
             return name
     records: list[Mapping] = [*configs_of(content).values(), *metrics_of(content).values()]
     for numbers in records:
-        if isinstance(number := numbers.get(PARTITION), int):
+        number = numbers.get(PARTITION)
+        if isinstance(number, int):
             return f"client-{number}"
     return ""
+
+
+def check_name(name: str) -> None:
+    """Raises UnfitReplyError when no domain can have the name of a client."""
+    domain, _, _ = name.partition("/")
+    reason = unusable(domain) if name else "because it is empty"
+    if reason:
+        raise UnfitReplyError(f"its reply calls it {name!r}, and no domain can be called so, {reason}")
 
 
 def numbers_of(content: RecordDict, kind: str) -> dict[str, float]:
     """The single numbers of a reply's metrics, with a positive whole number of examples among them."""
     metrics: dict[str, float] = {}
     for record in metrics_of(content).values():
-        metrics |= {name: value for name, value in record.items() if isinstance(value, int | float)}
+        for name, value in record.items():
+            if isinstance(value, int | float):
+                metrics[name] = value
     metrics.pop(PARTITION, None)
     if EXAMPLES not in metrics:
         raise UnfitReplyError(f"its reply to {kind} lacks the metric '{EXAMPLES}', the number of its examples")
-    if float(metrics[EXAMPLES]).is_integer():
-        metrics[EXAMPLES] = int(metrics[EXAMPLES])
+    examples = metrics[EXAMPLES]
+    if float(examples).is_integer():
+        metrics[EXAMPLES] = int(examples)
     return metrics
 
 
@@ -269,9 +307,13 @@ def column(name: str) -> str:
     >>> column("Train-Acc"), column("accuracy"), column("gap")
     ('train_acc', 'reported_accuracy', 'gap')
     """
-    plain = re.sub("[^a-z0-9_]", "_", name.lower())[:50]
-    taken = plain in RESERVED | RATES or plain.startswith("bytes_") or not plain[:1].isalpha()
-    return f"reported_{plain}" if taken else plain
+    letters = re.sub("[^a-z0-9_]", "_", name.lower())
+    plain = letters[:50]
+    is_reserved = plain in RESERVED | RATES or plain.startswith("bytes_")
+    begins_with_letter = plain[:1].isalpha()
+    if is_reserved or not begins_with_letter:
+        return f"reported_{plain}"
+    return plain
 
 
 def lacking(name: str, metrics: Collection[str]) -> str:
@@ -279,24 +321,33 @@ def lacking(name: str, metrics: Collection[str]) -> str:
 
     metrics: those that the reply has; where it has a part of the sources, the missing one is named
     """
-    name = "gap" if name == "gap_valid" else name
+    if name == "gap_valid":
+        name = "gap"
     sources = MADE_OF.get(name, ())
     present = [source for source in sources if source in metrics]
+    absent = [source for source in sources if source not in metrics]
     if present:
-        absent = next(source for source in sources if source not in metrics)
-        return f"{absent!r}, {MEANINGS[absent]}; of it and its {present[0]} the server makes {name!r}"
-    instead = f" (or {' and '.join(sources)}, of which the server makes it)" if sources else ""
-    meaning = f", {MEANINGS[name]}" if name in MEANINGS else ""
-    return f"{name!r}{instead}{meaning}"
+        meaning = MEANINGS[absent[0]]
+        return f"{absent[0]!r}, {meaning}; of it and its {present[0]} the server makes {name!r}"
+    text = repr(name)
+    if sources:
+        text += f" (or {' and '.join(sources)}, of which the server makes it)"
+    if name in MEANINGS:
+        text += f", {MEANINGS[name]}"
+    return text
 
 
 def means_of(rows: Mapping[str, Mapping[str, object]], columns: Collection[str]) -> MetricRecord:
     """The mean over the clients of each of these columns that hold numbers."""
     means: dict[str, float] = {}
     for name in columns:
-        values = [row[name] for row in rows.values() if isinstance(row.get(name), int | float)]
+        values: list[float] = []
+        for row in rows.values():
+            value = row.get(name)
+            if isinstance(value, int | float):
+                values.append(float(value))
         if values:
-            means[name] = sum(map(float, values)) / len(values)  # type: ignore[arg-type]  # which are numbers
+            means[name] = sum(values) / len(values)
     return metric_record(means)
 
 

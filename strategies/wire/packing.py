@@ -39,40 +39,58 @@ MOST_WHOLE = 1 << 18  # bytes of a message that is sent as one record
 MOST_HEADER = 1 << 20  # bytes; a record whose header would be longer (10,000 tensors) is sent as it is
 _LENGTH = 8
 
+Packed = dict[int, ArrayRecord]  # packed records by the identity of their record
 Size = Annotated[int, Field(strict=True, ge=0, lt=1 << 62)]
 ROWS = TypeAdapter(list[tuple[StrictStr, StrictStr, list[Size], StrictStr, Size]])  # name, dtype, shape, kind, bytes
 
 
-def packed_message(content: RecordDict, known: dict[int, ArrayRecord]) -> RecordDict:
-    """The content of a message, packed, with a config that asks for such a reply (ANSWER). `known`: see `pack`."""
+def packed_message(content: RecordDict, packed: Packed) -> RecordDict:
+    """The content of a message, packed, with a config that asks for such a reply (ANSWER). `packed`: see `pack`."""
     if "config" in content:
-        content = RecordDict({**content, "config": ConfigRecord({**config_of(content), ANSWER: WHOLE})})
-    return pack(content, known)
+        config = ConfigRecord({**config_of(content), ANSWER: WHOLE})
+        content = RecordDict({**content, "config": config})
+    return pack(content, packed)
 
 
 def answer(request: RecordDict, content: RecordDict) -> RecordDict:
     """The content of a reply as the request asks for it: packed or not (within one process nothing is packed)."""
-    return pack(content) if config_of(request).get(ANSWER) == WHOLE else content
+    form = config_of(request).get(ANSWER)
+    if form != WHOLE:
+        return content
+    return pack(content)
 
 
-def pack(content: RecordDict, packed: dict[int, ArrayRecord] | None = None) -> RecordDict:
+def pack(content: RecordDict, packed: Packed | None = None) -> RecordDict:
     """The content of a message as one record, or with every record of several tensors packed; itself when it is none.
 
     `packed`: packed records by the identity of their record, kept between messages that share records.
     """
     packed = {} if packed is None else packed
     records = arrays_of(content)
-    packed.update({id(record): pack_record(record) for record in records.values() if id(record) not in packed})
-    content = _with(content, {name: packed[id(record)] for name, record in records.items()})
-    return _whole(content) if records or len(content) > 1 else content
+    replaced: dict[str, ArrayRecord] = {}
+    for name, record in records.items():
+        key = id(record)
+        if key not in packed:
+            packed[key] = pack_record(record)
+        replaced[name] = packed[key]
+    content = _with(content, replaced)
+    if not records and len(content) < 2:
+        return content
+    return _whole(content)
 
 
 def _whole(content: RecordDict) -> RecordDict:
     """Packed content as one record; the content itself when it is too large for that."""
-    if sum(len(array.data) for record in arrays_of(content).values() for array in record.values()) > MOST_WHOLE:
+    size = 0
+    for record in arrays_of(content).values():
+        size += sum(len(array.data) for array in record.values())
+    if size > MOST_WHOLE:
         return content
-    message = private("flwr.common.serde:recorddict_to_proto")(content).SerializeToString()
-    return RecordDict({WHOLE: ConfigRecord({WHOLE: message})}) if len(message) <= MOST_WHOLE else content
+    to_proto = private("flwr.common.serde:recorddict_to_proto")
+    message = to_proto(content).SerializeToString()
+    if len(message) > MOST_WHOLE:
+        return content
+    return RecordDict({WHOLE: ConfigRecord({WHOLE: message})})
 
 
 def unpack(content: RecordDict) -> RecordDict:
@@ -82,8 +100,9 @@ def unpack(content: RecordDict) -> RecordDict:
     bytes.
     """
     if set(content) == {WHOLE}:
-        content = _unpack_whole(config_of(content, WHOLE).get(WHOLE))
-    records = {}
+        message = config_of(content, WHOLE).get(WHOLE)
+        content = _unpack_whole(message)
+    records: dict[str, ArrayRecord] = {}
     for name, record in arrays_of(content).items():
         try:
             records[name] = unpack_record(record)
@@ -92,42 +111,51 @@ def unpack(content: RecordDict) -> RecordDict:
     return _with(content, records)
 
 
-def _unpack_whole(whole: object) -> RecordDict:
+def _unpack_whole(message: object) -> RecordDict:
     """The content that these bytes hold; ValueError when they are too many or hold none."""
-    if not isinstance(whole, bytes) or len(whole) > MOST_WHOLE:
+    if not isinstance(message, bytes) or len(message) > MOST_WHOLE:
         raise ValueError(f"a packed message that is not bytes, or more than {MOST_WHOLE} of them")
     try:
-        message = private("flwr.proto.recorddict_pb2:RecordDict").FromString(whole)
-        return private("flwr.common.serde:recorddict_from_proto")(message)
+        proto = private("flwr.proto.recorddict_pb2:RecordDict").FromString(message)
+        return private("flwr.common.serde:recorddict_from_proto")(proto)
     except (DecodeError, TypeError, ValueError) as error:
-        raise ValueError(f"a packed message that Flower cannot read: {' '.join(str(error).split())}") from None
+        reason = " ".join(str(error).split())
+        raise ValueError(f"a packed message that Flower cannot read: {reason}") from None
 
 
 def pack_record(record: ArrayRecord) -> ArrayRecord:
     """One record, packed; the record itself when it has no tensors or too long a header."""
     if not record:
         return record
-    table = [[name, array.dtype, array.shape, array.stype, len(array.data)] for name, array in record.items()]
+    table = []
+    payloads = []
+    for name, array in record.items():
+        payload = array.data
+        table.append([name, array.dtype, array.shape, array.stype, len(payload)])
+        payloads.append(payload)
     header = json.dumps(table, separators=(",", ":")).encode()
     if len(header) > MOST_HEADER:
         return record
-    parts = [len(header).to_bytes(_LENGTH, "little"), header, *(array.data for array in record.values())]
-    return state_to_record({PACKED: np.frombuffer(b"".join(parts), np.uint8)})
+    length = len(header).to_bytes(_LENGTH, "little")
+    buffer = b"".join([length, header, *payloads])
+    return state_to_record({PACKED: np.frombuffer(buffer, np.uint8)})
 
 
 def unpack_record(record: ArrayRecord) -> ArrayRecord:
     """One record, unpacked; the record itself when it is not packed. ValueError says what is malformed."""
     if set(record) != {PACKED}:
         return record
-    bytes_ = record_to_arrays(record)[PACKED]
-    if bytes_.dtype != np.uint8 or bytes_.ndim != 1:
-        raise ValueError(f"a packed record of type {bytes_.dtype}{list(bytes_.shape)}")
-    buffer = memoryview(bytes_)
-    table, place = _table(buffer)
+    packed = record_to_arrays(record)[PACKED]
+    if packed.dtype != np.uint8 or packed.ndim != 1:
+        form = f"{packed.dtype}{list(packed.shape)}"
+        raise ValueError(f"a packed record of type {form}")
+    buffer = memoryview(packed)
+    table, start = _table(buffer)
     arrays = {}
     for name, dtype, shape, stype, size in table:
-        arrays[name] = array_of(dtype, tuple(shape), stype, buffer[place : place + size])
-        place += size
+        stop = start + size
+        arrays[name] = array_of(dtype, tuple(shape), stype, buffer[start:stop])
+        start = stop
     return record_of(arrays)
 
 
@@ -139,17 +167,20 @@ def _table(buffer: memoryview) -> tuple[list, int]:
     place = _LENGTH + length
     if length > MOST_HEADER or place > len(buffer):
         raise ValueError(f"a packed record with a header of {length} bytes")
+    header = bytes(buffer[_LENGTH:place])
     try:
-        rows = json.loads(bytes(buffer[_LENGTH:place]))
+        rows = json.loads(header)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"a packed record with a header that is not JSON ({type(error).__name__})") from None
     try:
         ROWS.validate_python(rows)
     except ValidationError:
         raise ValueError("a packed record with a header that is no list of tensors") from None
-    if len({row[0] for row in rows}) != len(rows):
+    names = {row[0] for row in rows}
+    if len(names) != len(rows):
         raise ValueError("a packed record that names a tensor twice")
-    announced, there = sum(row[4] for row in rows), len(buffer) - place
+    announced = sum(row[4] for row in rows)
+    there = len(buffer) - place
     if announced != there:
         raise ValueError(f"a packed record with {there} bytes of tensors, but its header says {announced}")
     return rows, place
@@ -159,4 +190,5 @@ def _with(content: RecordDict, records: Mapping[str, ArrayRecord]) -> RecordDict
     """The content with these array records in place of its own; the content itself when they are its own."""
     if all(record is content[name] for name, record in records.items()):
         return content
-    return RecordDict({name: records.get(name, record) for name, record in content.items()})
+    replaced = {name: records.get(name, record) for name, record in content.items()}
+    return RecordDict(replaced)

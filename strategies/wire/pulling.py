@@ -51,26 +51,34 @@ class Arriving:
 
 def unpacked_bytes(parts: Mapping[str, bytes]) -> int:
     """The size of all arrays when they are put together; an array may name the same part a thousand times."""
-    head = private(f"{OBJECTS}object:get_object_head_values_from_object_content")
-    body, array = private(f"{OBJECTS}object:get_object_body"), private("flwr.app.message:Array")
+    read_head = private(f"{OBJECTS}object:get_object_head_values_from_object_content")
+    read_body = private(f"{OBJECTS}object:get_object_body")
+    array = private("flwr.app.message:Array")
     total = 0
     for content in parts.values():
-        kind, children, _ = head(content)
-        if kind == array.__qualname__:
-            indices = json.loads(body(content, array))["arraychunk_ids"]
-            total += sum(len(parts[children[index]]) for index in indices)
+        kind, children, _ = read_head(content)
+        if kind != array.__qualname__:
+            continue
+        body = json.loads(read_body(content, array))
+        for index in body["arraychunk_ids"]:
+            chunk = parts[children[index]]
+            total += len(chunk)
     return total
 
 
 def expected_bytes(sizes: Iterable[int], banks: bool) -> int:
     """The largest size of a reply with a model: its tensors and a tenth more, and room for banks if there are any."""
-    return int(1.1 * sum(sizes)) + (BANK_BYTES if banks else 0) + SMALL_REPLY
+    size = int(1.1 * sum(sizes)) + SMALL_REPLY
+    if banks:
+        size += BANK_BYTES
+    return size
 
 
 def most_bytes(message: Message, largest: int) -> int:
     """The largest size of the reply to a message; `largest` is that of a reply with the model's tensors."""
-    kind = message.metadata.message_type.split(".")
-    return largest if kind[0] == "train" or kind[-1] in ("collect", "visit") else SMALL_REPLY
+    kinds = message.metadata.message_type.split(".")
+    has_tensors = kinds[0] == "train" or kinds[-1] in ("collect", "visit")
+    return largest if has_tensors else SMALL_REPLY
 
 
 class Puller:
@@ -90,13 +98,15 @@ class Puller:
         fresh = [key for key in sent if key not in self._arriving]
         for key, message_id, parts in self._new(fresh):
             if key in sent:
-                self._arriving[key] = Arriving(message_id, parts, most_bytes(sent[key], largest))
+                most = most_bytes(sent[key], largest)
+                self._arriving[key] = Arriving(message_id, parts, most)
         moving = [key for key in self._arriving if key in sent]
         while moving:
             for key in list(moving):
-                left = len(self._arriving[key].waiting)
+                waiting = self._arriving[key].waiting
+                left = len(waiting)
                 reply = self._advance(self._arriving[key], sent[key])
-                if reply is not None or len(self._arriving[key].waiting) == left:
+                if reply is not None or len(waiting) == left:
                     moving.remove(key)
                 if reply is not None:
                     del self._arriving[key]
@@ -109,21 +119,25 @@ class Puller:
             self._arriving.pop(key, None)
 
     def _new(self, keys: list[str]) -> list[tuple[str, str, list[str]]]:
+        """The replies that have come to these messages: (id of the message, id of the reply, ids of its parts)."""
         if not keys:
             return []
         request = private("flwr.proto.runtime_pb2:PullAppMessagesRequest")(message_ids=keys)
         response = self._grid._runtime_client.PullMessages(request)
-        parts_of = private(f"{OBJECTS}object:iterate_object_tree")
-        new = []
+        objects_of = private(f"{OBJECTS}object:iterate_object_tree")
+        replies = []
         for proto, tree in zip(response.messages_list, response.message_object_trees, strict=True):
-            parts = dict.fromkeys(part.object_id for part in parts_of(tree))
-            new.append((proto.metadata.reply_to_message_id, proto.metadata.message_id, list(parts)))
-        return new
+            metadata = proto.metadata
+            parts = dict.fromkeys(part.object_id for part in objects_of(tree))
+            replies.append((metadata.reply_to_message_id, metadata.message_id, list(parts)))
+        return replies
 
     def _advance(self, reply: Arriving, message: Message) -> Message | None:
         """Fetches the parts that are there; returns the complete reply, an error, or None while parts are missing."""
-        lost, late = (private(f"{OBJECTS}utils:{name}") for name in ("ObjectPullError", "ObjectUnavailableError"))
-        fetch, missing = self._fetcher(), 0
+        lost = private(f"{OBJECTS}utils:ObjectPullError")
+        late = private(f"{OBJECTS}utils:ObjectUnavailableError")
+        fetch = self._fetcher()
+        missing = 0
         try:
             for _ in range(min(PARTS_AT_ONCE, len(reply.waiting))):
                 part = reply.waiting[0]
@@ -140,21 +154,26 @@ class Puller:
         except lost as error:
             reason = f"its reply did not arrive whole ({len(reply.waiting)} parts are missing): {error}"
             return self._instead(reply, message, Error(UNAVAILABLE, reason))
-        return None if reply.waiting else self._whole(reply, message)
+        if reply.waiting:
+            return None
+        return self._whole(reply, message)
 
     def _whole(self, reply: Arriving, message: Message) -> Message:
+        """The reply, whose parts are all there, or an error where it cannot be read or is too large."""
         self._confirm(reply)
         try:
             if unpacked_bytes(reply.parts) > reply.most:
-                return Message(Error(UNKNOWN, TOO_LARGE.format(reply.most)), reply_to=message)
-            whole = private(f"{OBJECTS}utils:inflate_object_from_contents")(reply.message_id, reply.parts)
-            if whole.has_content():
-                whole.content = unpack(whole.content)
+                too_large = TOO_LARGE.format(reply.most)
+                return Message(Error(UNKNOWN, too_large), reply_to=message)
+            inflate = private(f"{OBJECTS}utils:inflate_object_from_contents")
+            inflated = inflate(reply.message_id, reply.parts)
+            if inflated.has_content():
+                inflated.content = unpack(inflated.content)
         except Exception as error:  # a site may send anything as a reply
             reason = f"its reply cannot be read: {type(error).__name__}: {error}"
             return Message(Error(UNKNOWN, reason), reply_to=message)
-        stamp(whole, reply.message_id)
-        return whole
+        stamp(inflated, reply.message_id)
+        return inflated
 
     def _instead(self, reply: Arriving, message: Message, error: Error) -> Message:
         self._confirm(reply)
@@ -162,13 +181,16 @@ class Puller:
 
     def _confirm(self, reply: Arriving) -> None:
         """Tells the SuperLink that it may remove the reply."""
-        run, confirmation = self._grid.run.run_id, private("flwr.proto.message_pb2:ConfirmMessageReceivedRequest")
-        request = confirmation(node=self._grid.node, run_id=run, message_object_id=reply.message_id)
-        self._grid._runtime_client.ConfirmMessageReceived(request)
+        request = private("flwr.proto.message_pb2:ConfirmMessageReceivedRequest")
+        run = self._grid.run.run_id
+        confirmation = request(node=self._grid.node, run_id=run, message_object_id=reply.message_id)
+        self._grid._runtime_client.ConfirmMessageReceived(confirmation)
 
     def _fetcher(self) -> Callable[[str], bytes]:
-        run, make = self._grid.run.run_id, private(f"{OBJECTS}protobuf_utils:make_pull_object_fn_protobuf")
-        return make(self._grid._runtime_client.PullObject, self._grid.node, run)
+        """A function that fetches one part by its id."""
+        make = private(f"{OBJECTS}protobuf_utils:make_pull_object_fn_protobuf")
+        pull_object = self._grid._runtime_client.PullObject
+        return make(pull_object, self._grid.node, self._grid.run.run_id)
 
 
 def is_flowers_own(grid: Any) -> bool:

@@ -29,13 +29,17 @@ class RoundNotes:
 
     def row(self, client: str) -> Row:
         """The client's row, which is made when it is first used."""
-        return self.clients.setdefault(client, {"client": client, "status": "ok", "bytes_down": 0, "bytes_up": 0})
+        empty: Row = {"client": client, "status": "ok", "bytes_down": 0, "bytes_up": 0}
+        return self.clients.setdefault(client, empty)
 
     def count(self, client: str, direction: str, sizes: Mapping[str, int], known: Collection[str]) -> None:
         """Adds the tensor bytes of records to the client's row, in total and by the record names that are known."""
         row = self.row(client)
+        total = f"bytes_{direction}"
         for name, size in sizes.items():
-            for column in [f"bytes_{direction}", *([f"bytes_{direction}_{name}"] if name in known else [])]:
+            row[total] = row.get(total, 0) + size
+            if name in known:
+                column = f"{total}_{name}"
                 row[column] = row.get(column, 0) + size
 
     def fail(self, client: str, reason: str) -> None:
@@ -55,8 +59,9 @@ class RoundNotes:
         """
         self.dropped = reason
         for row in self.clients.values():
-            for column in [name for name in row if name == "weight" or name.startswith("local_validation_")]:
-                del row[column]
+            for column in list(row):
+                if column == "weight" or column.startswith("local_validation_"):
+                    del row[column]
             if row["status"] == "ok":
                 row["status"] = f"not used: {reason}"
 
@@ -72,9 +77,11 @@ class RoundNotes:
         view: the round as its parts left it
         """
         for update in updates:
-            self.row(update.client).update(examples=update.examples, **update.metrics)
+            row = self.row(update.client)
+            row.update(examples=update.examples, **update.metrics)
         for client, weight in view.weights.items():
-            self.row(client)["weight"] = float(weight)
+            row = self.row(client)
+            row["weight"] = float(weight)
         self.take(view)
         for client, columns in view.client_columns.items():
             self.row(client).update(columns)
@@ -92,10 +99,14 @@ def payloads(records: Mapping[str, ArrayRecord]) -> dict[str, int]:
 
 def _payload(record: ArrayRecord) -> int:
     """The bytes of a record's tensors. When a record declares invalid shapes or types: the bytes that it holds."""
-    buffers = [getattr(array, "data", None) for array in record.values()]
-    held = sum(len(buffer) for buffer in buffers if isinstance(buffer, bytes | memoryview))
+    held = 0
+    for array in record.values():
+        buffer = getattr(array, "data", None)
+        if isinstance(buffer, bytes | memoryview):
+            held += len(buffer)
     try:
         declared = nbytes(record)
     except Exception:  # a record from another machine may lack tensors, types or shapes
         return held
-    return declared if 0 <= declared <= held else held
+    is_possible = 0 <= declared <= held
+    return declared if is_possible else held

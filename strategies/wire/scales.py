@@ -8,6 +8,7 @@ from fedsim.data.scaling import Moments, Scale
 from fedsim.tensors.records import Config
 
 N = TypeVar("N", int, float)
+Answer = Mapping[str, Json]  # the config with which a client answers in the handshake
 
 
 def moments_config(moments: Moments) -> Config:
@@ -19,12 +20,13 @@ def moments_config(moments: Moments) -> Config:
     }
 
 
-def read_moments(answer: Mapping[str, Json]) -> Moments | None:
+def read_moments(answer: Answer) -> Moments | None:
     """The sums in a client's answer; None without any. ValueError for numbers that cannot be sums."""
     if "scale-counts" not in answer:
         return None
     counts = _numbers(answer.get("scale-counts"), int)
-    sums, squares = (_numbers(answer.get(f"scale-{key}"), float) for key in ("sums", "squares"))
+    sums = _numbers(answer.get("scale-sums"), float)
+    squares = _numbers(answer.get("scale-squares"), float)
     moments = Moments(counts, sums, squares)
     if not moments.is_valid:
         raise ValueError("its sums of features contradict each other, or are not finite")

@@ -14,7 +14,7 @@ from fedsim.data.findings import Finding, read_findings
 from fedsim.data.names import matching
 from fedsim.data.scaling import Moments
 from fedsim.tensors.records import configs_of
-from strategies.wire.limits import either, upper_median_of_others
+from strategies.wire.limits import Reasons, either, upper_median_of_others
 from strategies.wire.reply_checks import (
     MOST_EXAMPLES,
     Expected,
@@ -23,9 +23,10 @@ from strategies.wire.reply_checks import (
     check_records,
     one_line,
 )
-from strategies.wire.scales import read_moments
+from strategies.wire.scales import Answer, read_moments
 
 UNANSWERED = 0  # node id of a client that has not answered yet
+HASH = re.compile("[0-9a-f]{20}")
 
 
 @dataclass(frozen=True)
@@ -51,57 +52,95 @@ class Site:
 
 def read_sites(node: int, content: RecordDict, expected: Expected) -> list[tuple[Site, str]]:
     """The clients of a node: one, or several in a simulation. RejectedReplyError for an invalid answer."""
-    more = {f"site-{number}" for number in range(1, len(configs_of(content)) - 1)}
-    check_records(content, set(), set(), {"echo", "site", *more})
+    configs = configs_of(content)
+    further = {f"site-{number}" for number in range(1, len(configs) - 1)}
+    check_records(content, set(), set(), {"echo", "site", *further})
     check_echo(content, expected)
-    sites = [read_site(node, dict(config)) for name, config in configs_of(content).items() if name != "echo"]
-    names = [site.client for site, _ in sites]
-    if len(set(names)) < len(names):
+    sites: list[tuple[Site, str]] = []
+    clients: set[str] = set()
+    for name, config in configs.items():
+        if name != "echo":
+            site, holds = read_site(node, dict(config))
+            sites.append((site, holds))
+            clients.add(site.client)
+    if len(clients) < len(sites):
         raise RejectedReplyError("it names a client twice")
     return sites
 
 
-def read_site(node: int, answer: Mapping[str, Json]) -> tuple[Site, str]:
+def read_site(node: int, answer: Answer) -> tuple[Site, str]:
     """One client of a node with what it reports about itself, and the name of the data that the node holds."""
-    client, role = answer.get("client"), answer.get("role")
+    client = answer.get("client")
+    role = answer.get("role")
     if not isinstance(client, str) or role not in ("source", "target"):
         raise RejectedReplyError(f"it is {reprlib.repr(client)} with the role {reprlib.repr(role)}")
     counts = read_counts(client, answer)
     keys = [key for key in list(answer)[:20] if key.startswith("version-")]
-    versions = _versions(tuple((key, str(answer[key])) for key in keys))
-    data, frozen = read_fingerprint(client, answer), one_line(str(answer.get("frozen", "")))
+    versions = tuple((key, str(answer[key])) for key in keys)
+    data = read_fingerprint(client, answer)
+    frozen = one_line(str(answer.get("frozen", "")))
+    holds = one_line(str(answer.get("holds") or client))
     try:
         moments = read_moments(answer)
         findings = read_findings(client, answer.get("findings", []))
     except ValueError as error:
         raise RejectedReplyError(f"client {client!r}: {error}") from None
-    site = Site(client, node, answer["examples"], counts, versions, role, data, moments, findings, frozen)
-    return site, one_line(str(answer.get("holds") or client)) or "nameless"
+    site = Site(
+        client=client,
+        node_id=node,
+        examples=answer["examples"],
+        class_counts=counts,
+        versions=_versions(versions),
+        role=role,
+        data=data,
+        moments=moments,
+        findings=findings,
+        frozen=frozen,
+    )
+    return site, holds or "nameless"
 
 
-def read_counts(client: str, answer: Mapping[str, Json]) -> tuple[int, ...]:
+def read_counts(client: str, answer: Answer) -> tuple[int, ...]:
     """The client's numbers of examples by class; RejectedReplyError unless they and `examples` are whole numbers."""
-    examples, counts = answer.get("examples"), answer.get("class-counts")
-    if isinstance(counts, list) and all(type(count) is int and count >= 0 for count in [examples, *counts]):
+    examples = answer.get("examples")
+    counts = answer.get("class-counts")
+    if isinstance(counts, list) and all(is_count(number) for number in [examples, *counts]):
         return tuple(counts)
     raise RejectedReplyError(f"client {client!r} reports numbers of examples that are not whole numbers")
 
 
-def read_fingerprint(client: str, answer: Mapping[str, Json]) -> dict[str, int | str]:
+def is_count(number: Json) -> bool:
+    """Whether this is a whole number that is not negative."""
+    return type(number) is int and number >= 0
+
+
+def read_fingerprint(client: str, answer: Answer) -> dict[str, int | str]:
     """What a site says of its data, as fedsim.data.fingerprint makes it; empty in a simulation."""
-    keys = ("images", "content", "environment", "nameless")
-    data = {key: answer[f"data-{key}"] for key in keys if f"data-{key}" in answer}
-    numbers = type(data.get("images")) is type(data.get("environment", 0)) is int
-    hashes = (str(data.get("content")), str(data.get("nameless", "0" * 20)))
-    if data and not (numbers and all(re.fullmatch("[0-9a-f]{20}", each) for each in hashes)):
+    data: dict[str, int | str] = {}
+    for key in ("images", "content", "environment", "nameless"):
+        if f"data-{key}" in answer:
+            data[key] = answer[f"data-{key}"]
+    if data and not is_fingerprint(data):
         raise RejectedReplyError(f"client {client!r} describes its data in a wrong form: {reprlib.repr(data)}")
     return data
 
 
+def is_fingerprint(data: Mapping[str, Json]) -> bool:
+    """Whether these are the numbers and hashes of a fingerprint; `environment` and `nameless` may be missing."""
+    numbers = (data.get("images"), data.get("environment", 0))
+    hashes = (data.get("content"), data.get("nameless", "0" * 20))
+    has_numbers = all(type(number) is int for number in numbers)
+    return has_numbers and all(HASH.fullmatch(str(text)) for text in hashes)
+
+
 @lru_cache(maxsize=64)
-def _versions(said: tuple[tuple[str, str], ...]) -> dict[str, str]:
+def _versions(versions: tuple[tuple[str, str], ...]) -> dict[str, str]:
     """Versions by package, one table for all clients that report the same."""
-    return {one_line(key.removeprefix("version-")): one_line(value) for key, value in said}
+    table: dict[str, str] = {}
+    for key, version in versions:
+        package = one_line(key.removeprefix("version-"))
+        table[package] = one_line(version)
+    return table
 
 
 def check_site(site: Site, classes: int, frozen: str) -> None:
@@ -119,8 +158,9 @@ def check_site(site: Site, classes: int, frozen: str) -> None:
         return
     if len(site.class_counts) != classes:
         raise UserError(f"client {site.client!r} has {len(site.class_counts)} classes, the experiment {classes}")
-    if not 0 < site.examples <= MOST_EXAMPLES or sum(site.class_counts) != site.examples:
-        raise UserError(f"client {site.client!r} reports {site.examples} examples but {sum(site.class_counts)} labels")
+    labels = sum(site.class_counts)
+    if not 0 < site.examples <= MOST_EXAMPLES or labels != site.examples:
+        raise UserError(f"client {site.client!r} reports {site.examples} examples but {labels} labels")
 
 
 LONGEST_NAME = 100  # characters of a name that a node claims, in messages
@@ -152,29 +192,34 @@ def impostor(node: int, client: str, role: str, identify: Identify | None) -> tu
     """
     if identify is None:
         return "", ""
-    member, claimed = identify(node), repr(client[:LONGEST_NAME])
+    member = identify(node)
+    claim = f"claims to be {client[:LONGEST_NAME]!r}"
     if member is None:
-        return f"an unknown node, which claims to be {claimed}", f"node {node} has the key of no registered site"
+        return f"an unknown node, which {claim}", f"node {node} has the key of no registered site"
     if not client or member.serves(client, role):
         return "", ""
-    reason = (
-        f"site {member.site!r} claims to be {claimed} ({role[:LONGEST_NAME]}), "
-        f"but its key is that of {member.domain!r} ({member.role})"
-    )
-    return f"{member.site}, which claims to be {claimed}", reason
+    claimed_role = role[:LONGEST_NAME]
+    owner = f"{member.domain!r} ({member.role})"
+    reason = f"site {member.site!r} {claim} ({claimed_role}), but its key is that of {owner}"
+    return f"{member.site}, which {claim}", reason
 
 
 def name_of(node: int, identify: Identify | None) -> str:
     """A text that names a node: by the name of its site if the server knows it."""
     member = identify(node) if identify else None
-    return f"site {member.site!r} ({member.domain})" if member else f"node {node}"
+    if member is None:
+        return f"node {node}"
+    return f"site {member.site!r} ({member.domain})"
 
 
-def implausible(counts: Mapping[str, int], limit: float) -> dict[str, str]:
+def implausible(counts: Mapping[str, int], limit: float) -> Reasons:
     """Clients that claim more than `limit` times the examples of the others' upper median, and why; none when limit is
     0. With the upper median, one site of three that claims a few examples cannot have the others refused."""
-    refused, ordered = {}, sorted(counts.values())
-    for client, count in counts.items() if limit else ():
+    if not limit:
+        return {}
+    refused: Reasons = {}
+    ordered = sorted(counts.values())
+    for client, count in counts.items():
         median = upper_median_of_others(ordered, count)
         if median and count > limit * median:
             times = f"{count / median:.3g} times the median of the others ({median})"
@@ -185,7 +230,9 @@ def implausible(counts: Mapping[str, int], limit: float) -> dict[str, str]:
 
 def missing_classes(classes: Sequence[str], counts: Mapping[str, Sequence[int]]) -> dict[str, list[str]]:
     """The classes of which a client holds no training image, by client; clients that hold all of them are left out."""
-    missing = {
-        client: [name for name, count in zip(classes, by_class) if not count] for client, by_class in counts.items()
-    }
-    return {client: names for client, names in missing.items() if names}
+    missing: dict[str, list[str]] = {}
+    for client, by_class in counts.items():
+        names = [name for name, count in zip(classes, by_class) if not count]
+        if names:
+            missing[client] = names
+    return missing

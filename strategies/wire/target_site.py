@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, MetricRecordValues, RecordDict
 from flwr.serverapp import Grid
 
 from fedsim.common.tasks import BY_METRIC
@@ -33,6 +33,7 @@ UPLOADS = "uploads:"  # prefix of the records with single clients' tensors, for 
 PHASE = "target"
 MOST_ROWS = 10_000  # of details
 MOST_LETTERS = 300  # of a name in them
+Detail = tuple[str, str, float]  # quantity, layer (or structure), value: a row for details.csv
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class TargetScore:
     value: float | None = None
     loss: float | None = None
     seconds: float = 0.0
-    details: list[tuple[str, str, float]] = field(default_factory=list)
+    details: list[Detail] = field(default_factory=list)
     predictions: Any = None
 
 
@@ -87,7 +88,9 @@ class TargetSite:
     """The exchange with the unseen domain's site: one message per round, and its reply is checked like a client's."""
 
     def __init__(self, exchange: Exchange, roster: Roster, form: DetailForm | None = None) -> None:
-        self.exchange, self.roster, self.form = exchange, roster, form or DetailForm()
+        self.exchange = exchange
+        self.roster = roster
+        self.form = form or DetailForm()
         self._score = TargetScore()
         self._sent: Message | None = None
         self._round = 0
@@ -101,16 +104,22 @@ class TargetSite:
 
     def messages(self, round: int, arrays: ArrayRecord, entries: Entries) -> list[Message]:
         """The global model, with the bank entries that the inference rule wants; no message to a missing site."""
-        exchange, self._score, self._sent, self._reply = self.exchange, TargetScore(), None, None
+        exchange = self.exchange
+        client = self.site.client
+        self._score = TargetScore()
+        self._sent = None
+        self._reply = None
         self._round = round
-        if self.roster.missing([self.site.client]):
-            exchange.fail(self.site.client, NOT_ONLINE)
+        if self.roster.missing([client]):
+            exchange.fail(client, NOT_ONLINE)
             return []
-        uploads = {f"{UPLOADS}{client}": state_to_record(entries[client]) for client in sorted(entries)}
-        records = {"arrays": arrays, **uploads}
-        exchange.notes.count(self.site.client, "down", payloads(records), {"arrays"})
-        config: Config = {**exchange.run_config, "round": round, "phase": PHASE, "client": self.site.client}
-        self._sent = Message(RecordDict({**records, "config": ConfigRecord(config)}), self.site.node_id, "query.target")
+        records = {"arrays": arrays}
+        for name in sorted(entries):
+            records[f"{UPLOADS}{name}"] = state_to_record(entries[name])
+        exchange.notes.count(client, "down", payloads(records), {"arrays"})
+        config: Config = {**exchange.run_config, "round": round, "phase": PHASE, "client": client}
+        content = RecordDict({**records, "config": ConfigRecord(config)})
+        self._sent = Message(content, self.site.node_id, "query.target")
         return [self._sent]
 
     def others(self, replies: Iterable[Message]) -> Iterator[Message]:
@@ -119,20 +128,32 @@ class TargetSite:
         for reply in replies:
             if asked is None or reply.metadata.reply_to_message_id != asked.message_id:
                 yield reply
-            elif self._reply is None and (reply.has_error() or reply.metadata.src_node_id == asked.dst_node_id):
+                continue
+            is_of_site = reply.has_error() or reply.metadata.src_node_id == asked.dst_node_id
+            if self._reply is None and is_of_site:
                 self._reply = reply
 
     def take(self, used: bool = True) -> None:
         """Keep the score of our message's reply, unless its model is not used. A failure is handled as
         `run.on_client_failure`."""
         if self._sent is not None and (used or self._reply is None):
-            exchange, site = self.exchange, self.site
-            fields = site.client, exchange.token, self._round, PHASE, site.examples
-            expected = Expected(*fields, metric=exchange.metric, data=site.content)
-            answer = exchange.check_one(self._reply, partial(read_score, self.form), expected, "evaluation refused")
+            exchange = self.exchange
+            site = self.site
+            expected = Expected(
+                client=site.client,
+                token=exchange.token,
+                round=self._round,
+                phase=PHASE,
+                examples=site.examples,
+                metric=exchange.metric,
+                data=site.content,
+            )
+            check = partial(read_score, self.form)
+            answer = exchange.check_one(self._reply, check, expected, "evaluation refused")
             if answer is not None:
                 self._score, seconds = answer
-                exchange.notes.row(site.client)["evaluation_seconds"] = seconds
+                row = exchange.notes.row(site.client)
+                row["evaluation_seconds"] = seconds
         self._sent = None
 
     def score(self, arrays: ArrayRecord, entries: Entries) -> TargetScore:
@@ -142,7 +163,9 @@ class TargetSite:
     def ask(self, grid: Grid, arrays: ArrayRecord, entries: Entries) -> TargetScore:
         """The score of the initial model, which has a phase of its own; no client has entries yet."""
         timeout = self.exchange.experiment.run.timeout
-        for _ in self.others(grid.send_and_receive(self.messages(0, arrays, {}), timeout=timeout)):
+        messages = self.messages(0, arrays, {})
+        replies = grid.send_and_receive(messages, timeout=timeout)
+        for _ in self.others(replies):
             pass  # a stray reply
         self.take()
         return self._score
@@ -150,18 +173,19 @@ class TargetSite:
 
 def score_records(score: TargetScore, examples: int, metric: str) -> RecordDict:
     """A site's reply without its echo; metric: the primary metric of the task."""
-    quantities, names, values = (list(column) for column in zip(*score.details)) if score.details else ([], [], [])
     assert score.value is not None  # the site has evaluated
     assert score.loss is not None
-    metrics = {"loss": score.loss, "evaluation_seconds": score.seconds}
+    metrics: dict[str, MetricRecordValues] = {"num-examples": examples}
     if not math.isnan(score.value):  # an undefined metric is left out
-        metrics = {metric: score.value, **metrics}
-    return RecordDict(
-        {
-            "metrics": MetricRecord({"num-examples": examples, **metrics}),
-            "details": ConfigRecord({"quantities": quantities, "names": names, "values": [float(v) for v in values]}),
-        }
-    )
+        metrics[metric] = score.value
+    metrics["loss"] = score.loss
+    metrics["evaluation_seconds"] = score.seconds
+    details: Config = {
+        "quantities": [quantity for quantity, _, _ in score.details],
+        "names": [name for _, name, _ in score.details],
+        "values": [float(value) for _, _, value in score.details],
+    }
+    return RecordDict({"metrics": MetricRecord(metrics), "details": ConfigRecord(details)})
 
 
 def read_score(form: DetailForm, content: RecordDict, expected: Expected) -> tuple[TargetScore, float]:
@@ -173,38 +197,48 @@ def read_score(form: DetailForm, content: RecordDict, expected: Expected) -> tup
     check_echo(content, expected)
     metrics = read_metrics(content)
     check_examples(metrics, expected.examples)
-    metric, needed = expected.metric, ["evaluation_seconds", "loss"]
+    metric = expected.metric
+    needed = ["evaluation_seconds", "loss"]
     if not BY_METRIC[metric].can_be_undefined:
         needed = sorted([metric, *needed])
     check_names("metrics", sorted(metrics), needed, {metric})
     check_ranges(metrics)
-    rows = _detail_rows(config_of(content, "details"))
-    check_form(rows, form)
-    return TargetScore(metrics.get(metric, math.nan), metrics["loss"], 0.0, rows), metrics["evaluation_seconds"]
+    details = _detail_rows(config_of(content, "details"))
+    check_form(details, form)
+    value = metrics.get(metric, math.nan)
+    score = TargetScore(value, metrics["loss"], details=details)
+    return score, metrics["evaluation_seconds"]
 
 
-def check_form(rows: Sequence[tuple[str, str, float]], form: DetailForm) -> None:
+def check_form(rows: Sequence[Detail], form: DetailForm) -> None:
     """Raises RejectedReplyError for a detail that was not asked for, and for one that is there twice."""
     seen: set[tuple[str, str]] = set()
     for quantity, name, _ in rows:
+        detail = f"the record 'details' has {quantity!r} of {name!r}"
         if quantity not in form.quantities or name not in form.names:
-            raise RejectedReplyError(f"the record 'details' has {quantity!r} of {name!r}, and nobody asked for it")
+            raise RejectedReplyError(f"{detail}, and nobody asked for it")
         if (quantity, name) in seen:
-            raise RejectedReplyError(f"the record 'details' has {quantity!r} of {name!r} twice")
+            raise RejectedReplyError(f"{detail} twice")
         seen.add((quantity, name))
 
 
-def _detail_rows(details: ConfigRecord) -> list[tuple[str, str, float]]:
+def _detail_rows(details: ConfigRecord) -> list[Detail]:
     """The rows for details.csv: printable names and finite values, as `score_records` writes them."""
-    columns = [column for name in ("quantities", "names", "values") if isinstance(column := details.get(name), list)]
-    if len(details) != 3 or len(columns) != 3:
+    columns = [details.get(name) for name in ("quantities", "names", "values")]
+    lists = [column for column in columns if isinstance(column, list)]
+    if len(details) != 3 or len(lists) != 3:
         raise RejectedReplyError("the record 'details' does not consist of three lists")
-    if any(len(column) > MOST_ROWS for column in columns):
+    if any(len(column) > MOST_ROWS for column in lists):
         raise RejectedReplyError(f"the record 'details' has more than {MOST_ROWS} rows")
-    rows = list(zip(*columns, strict=True))
-    for *names, value in rows:
-        if any(not isinstance(name, str) or not name.isprintable() or len(name) > MOST_LETTERS for name in names):
+    rows = list(zip(*lists, strict=True))
+    for quantity, name, value in rows:
+        if not is_name(quantity) or not is_name(name):
             raise RejectedReplyError("the record 'details' has a name that is not one printable line")
         if not isinstance(value, float) or not np.isfinite(value):
             raise RejectedReplyError("the record 'details' has a value that is not a finite number")
     return rows
+
+
+def is_name(name: object) -> bool:
+    """Whether this is one printable line of at most MOST_LETTERS letters."""
+    return isinstance(name, str) and name.isprintable() and len(name) <= MOST_LETTERS

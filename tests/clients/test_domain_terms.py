@@ -21,7 +21,7 @@ from clients.terms.invariant_risk import InvariantRisk, scale_gradient
 from clients.terms.risk_extrapolation import RiskExtrapolation
 from fedsim.data import ClientData
 from fedsim.data.augment import Normalization, Transforms
-from fedsim.methods.single_source import DOMAIN_METHODS
+from fedsim.methods.further_rows import DOMAIN_METHODS
 from fedsim.runtime.launch import carry_out
 from fedsim.testing.contract import small_plan
 

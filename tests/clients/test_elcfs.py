@@ -9,8 +9,7 @@ from torch import nn
 
 from clients.augment.frequency import amplitude, half_width, interpolate, window_of, window_rows
 from clients.local_round import Batch
-from clients.step.episodic import EpisodicStep
-from clients.tools.contours import boundary_contrast, boundary_loss, contour_and_ring, region_means
+from clients.step.episodic import EpisodicStep, boundary_contrast, boundary_loss, contour_and_ring, region_means
 from fedsim.models.net import Net
 from fedsim.models.tasks import Segmentation
 from strategies.banks.amplitude import AmplitudeBank

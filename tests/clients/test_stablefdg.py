@@ -9,9 +9,17 @@ import pytest
 import torch
 from small_round import changed, digits_net, ready_round, snapshot, step_of
 
-from clients.objective.enlarged_batch import ClassBalanced, EnlargedBatch, own_style
+from clients.objective.enlarged_batch import (
+    Balanced,
+    ClassBalanced,
+    EnlargedBatch,
+    StylePass,
+    drawn_classes,
+    lone_classes,
+    own_style,
+    partner_rows,
+)
 from clients.step.supervised import SupervisedStep
-from clients.tools.style_pass import Balanced, StylePass, drawn_classes, lone_classes, partner_rows
 from fedsim.models.inserts.feature_highlighter import FeatureHighlighter
 from fedsim.models.inserts.style_exploration import StyleExploration, in_style, moments
 from fedsim.settings import TrainSettings

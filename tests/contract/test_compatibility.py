@@ -7,9 +7,8 @@ import pytest
 
 from fedsim.common.errors import UserError
 from fedsim.methods.assembly import find_recipe
-from fedsim.methods.combinations import same_parts
 from fedsim.methods.compatibility import Pooling, Tensors, check_recipe
-from fedsim.methods.recipe import Recipe
+from fedsim.methods.recipe import Recipe, same_parts
 from fedsim.methods.registry import shipped_parts
 from fedsim.methods.table import METHODS
 from fedsim.models.norms.mixig import MixIG

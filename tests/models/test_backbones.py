@@ -12,9 +12,9 @@ from torch import nn
 from torchvision.models import VisionTransformer
 
 from fedsim.common.errors import UserError
-from fedsim.models.narrow import NarrowConv2d, narrow
 from fedsim.models.norms import BIN, IBN, XAN, BatchNorm, MixIG
 from fedsim.models.norms.placement import batch_norm_paths
+from fedsim.models.timm_family import NarrowConv2d, narrow
 from fedsim.models.weights import in_order
 from fedsim.tensors.kinds import Kind, bn_scope, tensor_kinds
 

@@ -14,8 +14,7 @@ import fedsim.runtime.watched
 from fedsim.flower.identity import assume_identity, stamp
 from fedsim.runs.local_privacy import perturbed
 from fedsim.runs.plan import resolve
-from fedsim.runtime.forked import ForkedGrid
-from fedsim.runtime.forked_process import ForkedProcess
+from fedsim.runtime.forked import ForkedGrid, ForkedProcess
 from fedsim.runtime.watched import lonely_grid
 from fedsim.settings import TrainSettings
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
