@@ -15,7 +15,7 @@ from clients.stacked.side_by_side import SideBySide, reason_apart
 from fedsim.apps.client import guarded, job_of, trained
 from fedsim.runs.plan import Plan
 from fedsim.runs.workspace import pick_device, workspace
-from fedsim.runtime.inline import InlineGrid
+from fedsim.runtime.local_grid import InlineGrid
 from fedsim.tensors.records import Config, config_of, configs_of
 
 logger = logging.getLogger("fedsim")
