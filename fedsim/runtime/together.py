@@ -7,8 +7,7 @@ from functools import partial
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from clients.base import DomainClient
-from clients.job import Job
+from clients.base import DomainClient, Job
 from clients.local_round import autocast_of
 from clients.local_steps import Trained
 from clients.stacked.side_by_side import SideBySide, reason_apart
