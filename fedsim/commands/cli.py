@@ -167,7 +167,7 @@ def new_method(
     slot: Annotated[str, typer.Option(help="slot of the part: terms, objective, update, fuse, banks, ...")] = "terms",
 ) -> None:
     """Write a commented module with a part for a slot and a row, and a test that passes; both are ready to edit."""
-    from fedsim.commands.new_method import start_method
+    from fedsim.commands.methods import start_method
 
     start_method(name, folder, slot)
 
