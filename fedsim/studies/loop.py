@@ -14,7 +14,7 @@ from fedsim.studies.study import Study
 from fedsim.studies.view import SweepView
 
 if TYPE_CHECKING:
-    from fedsim.studies.waiting import Pool
+    from fedsim.studies.pool import Pool
 
 
 def carry_out(study: Study, budget: Budget, dry_run: bool = False) -> list[Cell]:

@@ -16,7 +16,7 @@ from fedsim.settings import RunSettings
 from fedsim.studies.budget import Budget
 from fedsim.studies.cell_process import Message, for_elsewhere, run_cell_elsewhere
 from fedsim.studies.plan import Cell
-from fedsim.studies.waiting import CallWorker, Pool
+from fedsim.studies.pool import CallWorker, Pool
 
 POLL_SECONDS = 0.5
 TELL_SECONDS = 10.0  # at most, until the sweep's inbox has a machine's name; without one the cell runs all the same

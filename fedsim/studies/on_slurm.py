@@ -12,7 +12,7 @@ from fedsim.runs.plan import results_folder
 from fedsim.studies.budget import Budget
 from fedsim.studies.cell_process import Message, for_elsewhere, run_cell_elsewhere
 from fedsim.studies.plan import Cell, rounds_on_disk
-from fedsim.studies.waiting import CallWorker, Pool
+from fedsim.studies.pool import CallWorker, Pool
 
 LAUNCHERS = ("slurm", "local")
 LOGS = "slurm-jobs"  # in the experiment's folder
