@@ -48,11 +48,11 @@ from fedsim.runs.inference_bank import keep_entries, take_over_best
 from fedsim.runs.leftovers import end_run
 from fedsim.runs.local_models import LocalModels
 from fedsim.runs.longer import reopen
+from fedsim.runs.notes import VALIDATIONS, undefined_validations
 from fedsim.runs.origin import Origin, earlier_origins, metadata_of, own_origin
 from fedsim.runs.personal import personal_entries, write_personal
 from fedsim.runs.privacy_account import count_round, last_round, refuse_budget, repeated_rounds, spent, statement
 from fedsim.runs.round_rows import refuse_unmade, round_row, score_of
-from fedsim.runs.undefined import VALIDATIONS, undefined_validations
 from fedsim.runs.workspace import device_record
 from fedsim.settings.plugins import outside_versions
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
