@@ -1,25 +1,66 @@
-"""Runs cells as Ray tasks on a cluster."""
+"""Runs cells on a cluster, each by one call that lives only for it: a Ray task, or a job of Slurm through submitit."""
 
 import contextlib
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from fedsim.common.about import optional
 from fedsim.common.errors import UserError
-from fedsim.common.workers import WorkerDiedError
+from fedsim.common.workers import Worker, WorkerDiedError
+from fedsim.runs.claim import is_claimed
+from fedsim.runs.plan import results_folder
 from fedsim.runtime.cluster import NoRoomError, import_ray, open_cluster, plan_workers
 from fedsim.runtime.ray import FORWARDED
 from fedsim.runtime.ray_worker import essence, ready
 from fedsim.settings import RunSettings
 from fedsim.studies.budget import Budget
 from fedsim.studies.cell_process import Message, for_elsewhere, run_cell_elsewhere
-from fedsim.studies.plan import Cell
-from fedsim.studies.pool import CallWorker, Pool
+from fedsim.studies.plan import Cell, rounds_on_disk
+from fedsim.studies.pool import Pool
 
-POLL_SECONDS = 0.5
+RAY_SECONDS, SLURM_SECONDS = 0.5, 2.0  # between two looks at the calls
 TELL_SECONDS = 10.0  # at most, until the sweep's inbox has a machine's name; without one the cell runs all the same
+LAUNCHERS = ("slurm", "local")
+LOGS = "slurm-jobs"  # in the experiment's folder
+
+
+class CallWorker(Worker[Cell, Message]):
+    """Runs a cell by a call of a cluster, a Ray task or a Slurm job, and lives only for it.
+
+    submit: starts the call for a cell
+    result: the last message of a call that is over; WorkerDiedError when it has died
+    cancel: ends a call, whose cell can be resumed
+    """
+
+    def __init__(
+        self, submit: Callable[[Cell], Any], result: Callable[[Any], Message], cancel: Callable[[Any], object]
+    ) -> None:
+        super().__init__()
+        self._submit, self._result, self._cancel = submit, result, cancel
+        self.call: Any = None
+
+    @property
+    def is_running(self) -> bool:
+        return self.call is not None
+
+    def send(self, tasks: Sequence[Cell]) -> None:
+        self.call, self.sent = self._submit(tasks[0]), 1
+
+    def results(self) -> list[Message]:
+        call, self.call = self.call, None
+        return [self._result(call)]
+
+    def failure(self, task: Cell, cause: str) -> Message:
+        return "failed", cause, None
+
+    def ask_to_end(self) -> None:
+        self._cancel(self.call)
+
+    def release(self, deadline: float) -> None:
+        self.call = None
 
 
 class Inbox:
@@ -70,7 +111,12 @@ class RayPool(Pool):
             self.__exit__()
             raise
         self._inbox = self._ray.remote(num_cpus=0)(Inbox).remote()
-        self._task = self._ray.remote(num_cpus=self._plan.cpus, num_gpus=self._plan.gpus, max_retries=0)(cell_task)
+        reserve = self._ray.remote(
+            num_cpus=self._plan.cpus,
+            num_gpus=self._plan.gpus,
+            max_retries=0,
+        )
+        self._task = reserve(cell_task)
         self.workers = [CallWorker(self.submit, self._result, self._cancel) for _ in range(self.jobs)]
         return self
 
@@ -99,9 +145,9 @@ class RayPool(Pool):
 
     def ready(self, busy: Sequence[CallWorker]) -> list[CallWorker]:
         if not busy:
-            time.sleep(POLL_SECONDS)
+            time.sleep(RAY_SECONDS)
             return []
-        done = ready(busy, POLL_SECONDS)
+        done = ready(busy, RAY_SECONDS)
         self._read()
         return done
 
@@ -115,3 +161,89 @@ class RayPool(Pool):
                     cell.note(*message)
                 elif cell.state == "waiting":  # messages may arrive after the cell has ended
                     cell.begin(message[1])
+
+
+def import_submitit() -> Any:
+    """The package submitit; UserError when it is not installed."""
+    return optional("submitit", "--launcher needs the package submitit", "slurm")
+
+
+class CellJob:
+    """What a job does. One that Slurm ends too early is queued again by submitit, and goes on with the cell."""
+
+    def __call__(self, settings: str, folder: str, home: str) -> Message:
+        """Run the cell; its progress is read from its records."""
+        return run_cell_elsewhere(settings, folder, home, lambda message: None)
+
+    def checkpoint(self, *words: str) -> Any:
+        """What submitit queues again."""
+        return import_submitit().helpers.DelayedSubmission(self, *words)
+
+
+class SlurmPool(Pool):
+    """Jobs of Slurm, or of submitit on this machine."""
+
+    def __init__(self, cells: Sequence[Cell], budget: Budget) -> None:
+        super().__init__(cells, budget.jobs)
+        self.workers = [CallWorker(self.submit, self._result, self._cancel) for _ in range(self.jobs)]
+        name, minutes, options = job_options(budget)
+        submitit = import_submitit()
+        self._died = submitit.core.utils.UncompletedJobError, submitit.core.utils.FailedJobError
+        try:
+            self._executor = submitit.AutoExecutor(results_folder(cells[0].experiment) / LOGS, cluster=name)
+        except RuntimeError as error:  # it finds no srun
+            raise UserError(f"--launcher {name}: {error}") from None
+        self._executor.update_parameters(
+            name="fedsim",
+            timeout_min=minutes,
+            cpus_per_task=budget.cores or max(cells[0].experiment.run.threads, 1),
+            gpus_per_node=int(budget.gpus) or None,
+            slurm_additional_parameters=options,
+        )
+
+    def submit(self, cell: Cell) -> Any:
+        """Start a job for a cell; returns the job."""
+        return self._executor.submit(CellJob(), *for_elsewhere(cell))
+
+    def _result(self, job: Any) -> Message:
+        try:
+            return job.result()
+        except self._died as error:
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            raise WorkerDiedError(f"job {job.job_id} died: {lines[-1]} (log: {job.paths.stderr})") from error
+
+    def _cancel(self, job: Any) -> None:
+        job.cancel(check=False)
+
+    def ready(self, busy: Sequence[CallWorker]) -> Iterator[CallWorker]:
+        time.sleep(SLURM_SECONDS)
+        for worker in busy:
+            cell = worker.tasks[0]
+            if worker.call.done():
+                yield worker
+            elif cell.state == "waiting" and is_claimed(cell.folder):
+                cell.begin(f"job {worker.call.job_id}")
+            elif cell.state == "running":
+                done = rounds_on_disk(cell)
+                if done > cell.round:
+                    cell.note("round", done, None)
+
+
+def job_options(budget: Budget) -> tuple[str, int, dict[str, str]]:
+    """(the launcher's name, minutes that a job may take, options of sbatch); UserError for what a job cannot have."""
+    name, *words = budget.launcher.split()
+    options = dict(word.partition("=")[::2] for word in words)
+    if name not in LAUNCHERS:
+        raise UserError(f"--launcher {name}: there are {' and '.join(LAUNCHERS)}; Ray is --ray")
+    for word in words:
+        key = word.partition("=")[0]
+        if not options[key]:
+            raise UserError(
+                f"--launcher: {word} is not KEY=VALUE, an option of sbatch such as partition=gpu or mem=16G"
+            )
+    if budget.gpus != int(budget.gpus):
+        raise UserError(f"--gpus-per-cell {budget.gpus:g}: a job of Slurm has whole GPUs")
+    minutes = options.pop("time", "")
+    if not minutes.isdecimal() or not int(minutes):
+        raise UserError(f"--launcher {name} needs time=MINUTES; a cell that takes longer is queued again and goes on")
+    return name, int(minutes), options

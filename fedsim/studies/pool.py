@@ -10,7 +10,7 @@ import tempfile
 import time
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -186,39 +186,3 @@ class LocalPool(Pool):
 
     def ready(self, busy: Sequence[CellProcess]) -> list[CellProcess]:
         return ready(busy, POLL_SECONDS)
-
-
-class CallWorker(Worker[Cell, Message]):
-    """Runs a cell by a call of a cluster, a Ray task or a Slurm job, and lives only for it.
-
-    submit: starts the call for a cell
-    result: the last message of a call that is over; WorkerDiedError when it has died
-    cancel: ends a call, whose cell can be resumed
-    """
-
-    def __init__(
-        self, submit: Callable[[Cell], Any], result: Callable[[Any], Message], cancel: Callable[[Any], object]
-    ) -> None:
-        super().__init__()
-        self._submit, self._result, self._cancel = submit, result, cancel
-        self.call: Any = None
-
-    @property
-    def is_running(self) -> bool:
-        return self.call is not None
-
-    def send(self, tasks: Sequence[Cell]) -> None:
-        self.call, self.sent = self._submit(tasks[0]), 1
-
-    def results(self) -> list[Message]:
-        call, self.call = self.call, None
-        return [self._result(call)]
-
-    def failure(self, task: Cell, cause: str) -> Message:
-        return "failed", cause, None
-
-    def ask_to_end(self) -> None:
-        self._cancel(self.call)
-
-    def release(self, deadline: float) -> None:
-        self.call = None
