@@ -10,8 +10,7 @@ from typer.completion import completion_init, get_completion_script
 
 from fedsim.commands import options
 from fedsim.commands.results import archive, compare, plot, report
-from fedsim.commands.search import search
-from fedsim.commands.sweep import study, sweep
+from fedsim.commands.studies import search, study, sweep
 from fedsim.common.about import VERSION
 from fedsim.common.console import say
 from fedsim.common.errors import UserError
