@@ -21,7 +21,7 @@ from fedsim.common.files import write_figure
 from fedsim.records.alphas import Alphas, read_alphas
 from fedsim.records.cases import read_cases
 from fedsim.records.client_rows import client_metrics
-from fedsim.records.reading import Runs, of_experiment, run_environment, run_folder, with_unseen
+from fedsim.records.reading import Runs, of_experiment, run_environment, run_folder, runs_with_unseen, with_unseen
 from fedsim.records.selection import WORST_SOURCE
 
 Parts = dict[str, tuple[Runs, Comparison | None]]  # the runs of each experiment, and their comparison
@@ -71,14 +71,16 @@ def plot_all(
 
 
 def by_experiment(runs: Runs, select: str, by: Sequence[str]) -> Parts:
-    """{experiment: (its runs, their comparison)}; a comparison is None where no run is finished."""
+    """{experiment: (its runs, their comparison)}; a comparison is None where no finished run leaves a domain out."""
     parts: Parts = {}
     names = [experiment.name for experiment in runs.experiments.values()]
     for name in dict.fromkeys(names):
-        part = with_unseen(of_experiment(runs, name))
+        part = of_experiment(runs, name)
         comparison = None
-        if len(part.summary):
-            comparison = compare(part, select, by=by, published=False)
+        if runs_with_unseen(part):
+            part = with_unseen(part)
+            if len(part.summary):
+                comparison = compare(part, select, by=by, published=False)
         parts[name] = part, comparison
     return parts
 

@@ -130,7 +130,11 @@ def write_report(
 
 
 def report_page(runs: Runs, notes: Notes, by: Sequence[str] = (), live: Markup | None = None) -> str:
-    """The page as text. live: HTML before the tables, which the server of the page changes."""
+    """Return the page as text; UserError where no run leaves a domain out.
+
+    live: HTML before the tables, which the server of the page changes
+    """
+    runs = with_unseen(runs)
     names = sorted({experiment.name for experiment in runs.experiments.values()})
     data: Json = {"experiments": [], "runs": []}
     sections = []
@@ -165,7 +169,6 @@ def premise(runs: Runs) -> str:
 
 def _section(runs: Runs, name: str, notes: Notes, by: Sequence[str], data: Json) -> Section:
     """The section of an experiment; what its charts and the pages of its runs show is added to `data`."""
-    runs = with_unseen(runs)
     comparison = _compared(runs, by)
     apart, shared = settings_apart(runs)
     groups = {}

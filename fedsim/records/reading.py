@@ -266,18 +266,27 @@ def choose_runs(
     return part
 
 
-def with_unseen(runs: Runs) -> Runs:
-    """The runs that leave a domain out, without those on all domains (NO_TARGET), of which `only` says the number.
+def runs_with_unseen(runs: Runs) -> list[str]:
+    """Return the names of the runs that leave a domain out; those on all domains (NO_TARGET) do not."""
+    return [run for run, experiment in runs.experiments.items() if experiment.run.target != NO_TARGET]
 
-    All runs come back where none leaves a domain out.
+
+def with_unseen(runs: Runs) -> Runs:
+    """Return the runs that leave a domain out (`runs_with_unseen`); `only` says how many others there are.
+
+    Raises UserError where there are runs, and none of them leaves a domain out.
     """
-    targets = {run: experiment.run.target for run, experiment in runs.experiments.items()}
-    chosen = [run for run, target in targets.items() if target != NO_TARGET]
-    others = len(targets) - len(chosen)
-    if not chosen or not others:
+    chosen = runs_with_unseen(runs)
+    count = len(runs.experiments)
+    others = count - len(chosen)
+    if not others:
         return runs
+    if not chosen:
+        raise UserError(f"{runs.source}: {count} finished run{'s' if count > 1 else ''}, and none leaves a domain out "
+                        f"(target {NO_TARGET}), so that no accuracy on an unseen domain can be compared; to compare "
+                        "methods, run them with a domain as the target: fedsim sweep CONFIG --targets all")  # fmt: skip
     part = part_of(runs, chosen)
-    text = f"those that leave a domain out, which {others} of {len(targets)} do not (target {NO_TARGET})"
+    text = f"those that leave a domain out, which {others} of {count} do not (target {NO_TARGET})"
     part.only = "; ".join(filter(None, [runs.only, text]))
     return part
 
