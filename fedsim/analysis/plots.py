@@ -25,6 +25,7 @@ from fedsim.records.reading import Runs, of_experiment, run_environment, run_fol
 from fedsim.records.selection import WORST_SOURCE
 
 Parts = dict[str, tuple[Runs, Comparison | None]]  # the runs of each experiment, and their comparison
+TARGETS = "target-accuracy"  # the key of the figure that shows the result
 Figures = Iterator[tuple[str, Figure]]  # each with the name of its file
 MaybeFigures = Iterator[tuple[str, Figure | None]]
 
@@ -68,6 +69,15 @@ def plot_all(
     if is_main_folder and not runs.only:
         _remove_others(out, paths)
     return paths
+
+
+def first_to_open(paths: Sequence[Path]) -> str:
+    """Return a line that names the picture to open first: the accuracies where they are drawn, else the first one."""
+    pictures = [path for path in paths if path.suffix == ".png"]
+    for picture in pictures:
+        if picture.stem.endswith(TARGETS):
+            return f"open first: {picture} (each method on each unseen domain)"
+    return f"open first: {pictures[0]}"
 
 
 def by_experiment(runs: Runs, select: str, by: Sequence[str]) -> Parts:
@@ -140,7 +150,7 @@ def _drawn(
             rounds = without_exchange(rounds, comparison.methods)
         yield "curves-over-bytes", figures.curves_over_bytes(rounds, name, looks, best)
     if comparison:
-        yield "target-accuracy", target_bars(comparison, name, looks)
+        yield TARGETS, target_bars(comparison, name, looks)
         costs = whole_run_costs(rounds)
         yield "cost", cost_front(comparison, costs, name, looks)
         first = next(iter(runs.experiments.values()))
