@@ -157,13 +157,13 @@ def report_page(runs: Runs, notes: Notes, by: Sequence[str] = (), live: Markup |
 
 
 def premise(runs: Runs) -> str:
-    """What all numbers have in common; methods that train on the unseen domain are tested on its other images."""
+    """What all numbers have in common; methods that train on the unseen domain are tested on its other examples."""
     used = runs.summary.get("uses_target_unlabelled", pd.Series(dtype=str))
     if not (used.astype(str) == "True").any():
         return "Domain generalization: every number was measured on a domain that no client held."
     return (
-        "Domain generalization: every number was measured on images of a domain that no client held; "
-        f"methods with {MARKS['uses_target_unlabelled']} trained on other images of that domain, without labels."
+        "Domain generalization: every number was measured on examples of a domain that no client held; "
+        f"methods with {MARKS['uses_target_unlabelled']} trained on other examples of that domain, without labels."
     )
 
 
@@ -388,7 +388,7 @@ def class_accuracies(predictions: Mapping[str, Mapping[str, Predictions]]) -> Ta
         of_all = pooled([by_target[target] for target in targets])
         recall = map(_percent_cell, per_class_accuracy(of_all))
         rows.append(Row([label, *recall]))
-    pooling = "The images of all targets and seeds are pooled, so that a target counts by its number of images."
+    pooling = "The examples of all targets and seeds are pooled, so that a target counts by its number of examples."
     columns = [LABEL, *map(Column, classes)]
     return Table(columns, rows, notes=[f"{note}{pooling}"])
 
