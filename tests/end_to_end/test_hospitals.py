@@ -209,7 +209,11 @@ def test_a_hospital_with_one_class_trains_and_is_named(tmp_path, caplog):
         (["model.backbone=resnet18"], "resnet18 takes square images, and an example has the shape [19]"),
         (["model.backbone=cnn-1d"], "cnn-1d needs signals [channels, length], and an example has the shape [19]"),
         (["model.backbone=mlp", "model.options={width=[8]}"], "model.options.width of mlp: "),
-        (["method.infer=tsmo_bn"], "tsmo_bn assumes that the examples are images"),
+        (
+            ["method.infer=tsmo_bn"],
+            "tsmo_bn assumes that the examples are images, which does not hold with these data (rows of a table, or "
+            "other tensors); use a part or a method that takes any tensors",
+        ),
         (["data.scale=site", "data.clients_per_domain=2"], "data.scale = 'site' scales every domain by its own rows"),
         (["train.dp_clip=1.0", "train.dp_epsilon=1.0"], "train.dp_clip perturbs only the model"),
     ],
