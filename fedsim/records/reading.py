@@ -152,7 +152,8 @@ def _read_all(paths: Mapping[str, Path], only: Sequence[str]) -> tuple[dict[str,
 
 def _read_run(path: Path, only: Sequence[str]) -> Record:
     """Return what is read of one run's folder; UserError, which names the file, for one that cannot be read."""
-    experiment = read_settings(path).of_app(read_environment(path).get("app"))
+    app = read_environment(path).get("app")
+    experiment = _parsed_settings(path / "experiment.toml").of_app(app)
     tables = {name: read_record(path / f"{name}.csv") for name in TABLES if name in only}
     selected = math.nan
     if "summary" in only and is_finished(path):
@@ -386,7 +387,11 @@ def run_environment(runs: Runs, run: str) -> dict[str, Any]:
 def read_settings(run: Path) -> Experiment:
     """Return the resolved settings of one run's folder; UserError when they cannot be read, or for another format."""
     read_environment(run)
-    file = run / "experiment.toml"
+    return _parsed_settings(run / "experiment.toml")
+
+
+def _parsed_settings(file: Path) -> Experiment:
+    """Return the resolved settings of a run's experiment.toml; UserError when they cannot be read."""
     text = read_text(file)
     if not text.endswith("\n") or RUN_SECTION not in text:
         raise UserError(f"{file}: it is cut off: a run's settings end with the section [run]; {AGAIN}")
