@@ -28,7 +28,7 @@ from fedsim.analysis.notes import (
     verdict_notes,
     without_notes,
 )
-from fedsim.analysis.provenance import Environments, environments, provenance_notes, refuse_unlike
+from fedsim.analysis.provenance import Environments, environments, provenance_notes, refuse_unlike, unit_of
 from fedsim.analysis.published import COLUMNS, RunsOfTable, added_rows, comparable_rows
 from fedsim.analysis.statistics import (
     common_seeds,
@@ -111,6 +111,7 @@ def compare(
         table=table,
         is_primary=metric == task_metric,
         undefined=undefined_targets(table),
+        unit=unit_of(recorded),
         **computed._asdict(),
     )
     _add_worst(comparison)

@@ -49,6 +49,7 @@ class Comparison:
     table: one row per run, of which all the others are made: run, label, method, target, seed, accuracy, costs.
     is_primary: whether the metric is that of the runs' task, which their records hold.
     undefined: the targets on which the metric has no value in any run; averages and ranks are over the others.
+    unit: what an example is called, in the plural: images, rows or examples.
     """
 
     title: str
@@ -65,6 +66,7 @@ class Comparison:
     table: pd.DataFrame = field(default_factory=pd.DataFrame)
     is_primary: bool = True
     undefined: tuple[str, ...] = ()
+    unit: str = "images"
 
     @property
     def measure(self) -> Metric:
@@ -265,9 +267,9 @@ def further_columns(comparison: Comparison) -> dict[str, str]:
     for key in tests if comparison.baseline else ():
         if key in methods:
             heads[key] = tests[key]
-    for key in BUDGETS:
+    for key, title in zip(BUDGETS, (comparison.unit, "steps"), strict=True):
         if methods[key].notna().any():
-            heads[key] = key.capitalize()
+            heads[key] = title.capitalize()
     return heads | dict(zip(COSTS, ("Down/round", "Up/round", "s/round")))
 
 

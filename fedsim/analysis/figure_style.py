@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis.fonts import fonts_for
+from fedsim.settings.run import NO_TARGET
 
 # Okabe and Ito's palette, with grey instead of its yellow, which is hard to see on white.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#808080")
@@ -78,7 +79,9 @@ def written(name: str, most: int = MOST_NAME) -> str:
 
 
 def unseen(target: str) -> str:
-    """Title of a target's panel."""
+    """Return the title of a target's panel."""
+    if target == NO_TARGET:
+        return "no unseen domain"
     return f"unseen: {written(target, 18)}"
 
 

@@ -39,8 +39,8 @@ ROUND_TEXTS = {
 }
 GROUP_TEXTS = {
     POOLED: "not federated: one client holds all data, and sends nothing",
-    "transductive": "transductive: uses unlabelled images of the unseen domain at test time",
-    "uses_target_unlabelled": "uses unlabelled images of the unseen domain during training",
+    "transductive": "transductive: uses unlabelled examples of the unseen domain at test time",
+    "uses_target_unlabelled": "uses unlabelled examples of the unseen domain during training",
 }
 
 
@@ -54,9 +54,9 @@ def comparison_notes(comparison: Comparison, published_reasons: Iterable[str], u
         *missing_notes(table, comparison.defined),
         *split_notes(table),
         *rank_notes(comparison),
-        *budget_notes(table, comparison.methods["label"], comparison.baseline),
+        *budget_notes(table, comparison.methods["label"], comparison.baseline, comparison.unit),
         *cost_notes(table),
-        *test_size_notes(table),
+        *test_size_notes(table, comparison.unit),
         *group_notes(comparison.methods),
         *paper_notes(comparison.published),
         *published_reasons,
@@ -183,7 +183,7 @@ def measure_notes(comparison: Comparison) -> list[str]:
         notes.append("Less is better: the least value is the best, and a negative Δ is a gain.")
     if not comparison.is_primary:
         has_classes = comparison.measure.tasks == WITH_CLASSES
-        left_out = "; classes without an image in the unseen domain are left out" if has_classes else ""
+        left_out = "; classes without an example in the unseen domain are left out" if has_classes else ""
         notes.append(f"Computed from the kept predictions{left_out}.")
     if comparison.measure.tasks == (BINARY.name,):
         notes.append("The positive class is the second one in the order of classes; the start of each run names it.")
@@ -410,15 +410,17 @@ def split_notes(table: pd.DataFrame) -> list[str]:
     return [f"Same splits for all seeds ({named}): the deviations contain no sampling of data."]
 
 
-def budget_notes(table: pd.DataFrame, labels: Iterable[str], baseline: str = "") -> list[str]:
-    """Notes on methods that trained on more or fewer images, or took more or fewer steps, than the baseline.
+def budget_notes(table: pd.DataFrame, labels: Iterable[str], baseline: str = "", unit: str = "images") -> list[str]:
+    """Notes on methods that trained on more or fewer examples, or took more or fewer steps, than the baseline.
 
-    They are compared over the cells (target, seed) that both have, because a run's images depend on the target. Without
-    a baseline they are compared with the one that most often has the most frequent number of a cell, and of several
-    such ones with the first of `labels`. Of equally frequent numbers the smallest counts.
+    They are compared over the cells (target, seed) that both have, because a run's examples depend on the target.
+    Without a baseline they are compared with the one that most often has the most frequent number of a cell, and of
+    several such ones with the first of `labels`. Of equally frequent numbers the smallest counts.
+
+    unit: what an example is called, in the plural
     """
     notes = []
-    for column in ("images", "steps"):
+    for column, title in {"images": unit, "steps": "steps"}.items():
         cells = table.pivot(index=["target", "seed"], columns="label", values=column)
         cells = cells[list(labels)].dropna(axis="columns", how="all")
         if cells.shape[1] < 2:
@@ -436,7 +438,7 @@ def budget_notes(table: pd.DataFrame, labels: Iterable[str], baseline: str = "")
             if ratio > MOST_RATIO or ratio * MOST_RATIO < 1:
                 others.append(f"{label} {times(ratio)} times")
         if others:
-            budgets = f"Budgets differ: beside the {column} of {base}, {', '.join(others)}"
+            budgets = f"Budgets differ: beside the {title} of {base}, {', '.join(others)}"
             notes.append(f"{budgets}; the table compares methods together with their budgets.")
     return notes
 
@@ -500,10 +502,11 @@ def cost_notes(table: pd.DataFrame) -> list[str]:
     ]
 
 
-def test_size_notes(table: pd.DataFrame) -> list[str]:
-    """Notes on methods that are tested on fewer images of a target than others, because they train on the rest.
+def test_size_notes(table: pd.DataFrame, unit: str) -> list[str]:
+    """Notes on methods that are tested on fewer examples of a target than others, because they train on the rest.
 
-    Their number may vary with the seed, so that it is compared with that of others with the same seed.
+    Their number may vary with the seed, so that it is compared with that of others with the same seed. unit: what an
+    example is called, in the plural.
     """
     runs = table.dropna(subset="target_images")
     most = runs.groupby(["target", "seed"])["target_images"].transform("max")
@@ -514,7 +517,7 @@ def test_size_notes(table: pd.DataFrame) -> list[str]:
     for row in least.sort_index().itertuples():
         texts = smaller.setdefault(row.label, [])
         share = f"{row.target_images:.0f} of {row.most:.0f}"
-        texts.append(f"{share} images of {row.target}")
+        texts.append(f"{share} {unit} of {row.target}")
     return [
         f"{label} is tested on a smaller set: {', '.join(texts)}; the other methods' numbers are of all of them."
         for label, texts in smaller.items()

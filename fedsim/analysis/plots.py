@@ -21,10 +21,11 @@ from fedsim.common.files import write_figure
 from fedsim.records.alphas import Alphas, read_alphas
 from fedsim.records.cases import read_cases
 from fedsim.records.client_rows import client_metrics
-from fedsim.records.reading import Runs, of_experiment, run_environment, run_folder, with_unseen
+from fedsim.records.reading import Runs, of_experiment, run_environment, run_folder, runs_with_unseen, with_unseen
 from fedsim.records.selection import WORST_SOURCE
 
 Parts = dict[str, tuple[Runs, Comparison | None]]  # the runs of each experiment, and their comparison
+TARGETS = "target-accuracy"  # the key of the figure that shows the result
 Figures = Iterator[tuple[str, Figure]]  # each with the name of its file
 MaybeFigures = Iterator[tuple[str, Figure | None]]
 
@@ -70,15 +71,26 @@ def plot_all(
     return paths
 
 
+def first_to_open(paths: Sequence[Path]) -> str:
+    """Return a line that names the picture to open first: the accuracies where they are drawn, else the first one."""
+    pictures = [path for path in paths if path.suffix == ".png"]
+    for picture in pictures:
+        if picture.stem.endswith(TARGETS):
+            return f"open first: {picture} (each method on each unseen domain)"
+    return f"open first: {pictures[0]}"
+
+
 def by_experiment(runs: Runs, select: str, by: Sequence[str]) -> Parts:
-    """{experiment: (its runs, their comparison)}; a comparison is None where no run is finished."""
+    """{experiment: (its runs, their comparison)}; a comparison is None where no finished run leaves a domain out."""
     parts: Parts = {}
     names = [experiment.name for experiment in runs.experiments.values()]
     for name in dict.fromkeys(names):
-        part = with_unseen(of_experiment(runs, name))
+        part = of_experiment(runs, name)
         comparison = None
-        if len(part.summary):
-            comparison = compare(part, select, by=by, published=False)
+        if runs_with_unseen(part):
+            part = with_unseen(part)
+            if len(part.summary):
+                comparison = compare(part, select, by=by, published=False)
         parts[name] = part, comparison
     return parts
 
@@ -138,7 +150,7 @@ def _drawn(
             rounds = without_exchange(rounds, comparison.methods)
         yield "curves-over-bytes", figures.curves_over_bytes(rounds, name, looks, best)
     if comparison:
-        yield "target-accuracy", target_bars(comparison, name, looks)
+        yield TARGETS, target_bars(comparison, name, looks)
         costs = whole_run_costs(rounds)
         yield "cost", cost_front(comparison, costs, name, looks)
         first = next(iter(runs.experiments.values()))

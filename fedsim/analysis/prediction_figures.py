@@ -91,7 +91,7 @@ def confusion_figure(by_target: dict[str, Predictions], name: str, label: str, r
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     axes = list(grid.ravel())
-    title = f"{name}, {label}: confusion on the unseen domain (% of the images of each class)"
+    title = f"{name}, {label}: confusion on the unseen domain (% of the examples of each class)"
     set_title(figure, f"{title}\n({rule})")
     for number, (panel, target) in enumerate(zip(axes, by_target)):
         _confusion(panel, confusion_matrix(by_target[target]), classes)

@@ -12,6 +12,7 @@ from fedsim.data import BENCHMARKS
 from fedsim.data.findings import recorded_texts
 from fedsim.data.fingerprint import came_and_went
 from fedsim.data.shared_images import copy_texts
+from fedsim.data.tensor_records import recorded_unit
 from fedsim.records.differences import TESTED_KEYS, comparable_settings, differing_parts
 from fedsim.records.environment import PACKAGES, all_environments
 from fedsim.records.reading import Runs, run_environment
@@ -31,6 +32,14 @@ def environments(runs: Runs) -> dict[str, Record]:
         if environment := run_environment(runs, run):
             environments[run] = environment
     return environments
+
+
+def unit_of(recorded: Environments) -> str:
+    """Return what the examples of these runs are called, in the plural; `images` where nothing is recorded."""
+    units = set(map(recorded_unit, recorded.values()))
+    if not units:
+        return "images"
+    return units.pop() if len(units) == 1 else "examples"
 
 
 def refuse_unlike(runs: Runs, recorded: Environments, labels: Mapping[str, str]) -> None:
@@ -60,8 +69,9 @@ def refuse_unlike_data(runs: Runs, recorded: Environments) -> None:
             other, others = first.setdefault((group, name), (run, images))
             if others["content"] != images["content"]:
                 raise UserError(
-                    f"these runs have different images under the name {name!r} ({others['images']:,} in {other}, "
-                    f"{images['images']:,} in {run}); compare the runs of each data set by themselves"
+                    f"these runs have different {recorded_unit(table)} under the name {name!r} "
+                    f"({others['images']:,} in {other}, {images['images']:,} in {run}); "
+                    "compare the runs of each data set by themselves"
                 )
 
 

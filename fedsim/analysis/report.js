@@ -250,10 +250,10 @@ function confusionFigure({classes, matrix}) {
     traces: [{type: "heatmap", x: classes, y: classes, z: shares, customdata: matrix, zmin: 0, zmax: 100, showscale: false,
       colorscale: [[0, colour("--card")], [1, "#0072B2"]], xgap: 1, ygap: 1,
       ...(classes.length <= 12 ? {texttemplate: "%{z:.0f}"} : {}),
-      hovertemplate: "%{y} taken for %{x}: %{z:.1f} %, %{customdata} images<extra></extra>"}],
+      hovertemplate: "%{y} taken for %{x}: %{z:.1f} %, %{customdata} examples<extra></extra>"}],
     layout: {height: side, yaxis: {autorange: "reversed", title: {text: "class"}, type: "category"},
       xaxis: {title: {text: "predicted class"}, type: "category"}},
-    missing: "% of the images of each class, at the selected round",
+    missing: "% of the examples of each class, at the selected round",
   });
 }
 

@@ -130,7 +130,11 @@ def write_report(
 
 
 def report_page(runs: Runs, notes: Notes, by: Sequence[str] = (), live: Markup | None = None) -> str:
-    """The page as text. live: HTML before the tables, which the server of the page changes."""
+    """Return the page as text; UserError where no run leaves a domain out.
+
+    live: HTML before the tables, which the server of the page changes
+    """
+    runs = with_unseen(runs)
     names = sorted({experiment.name for experiment in runs.experiments.values()})
     data: Json = {"experiments": [], "runs": []}
     sections = []
@@ -153,19 +157,18 @@ def report_page(runs: Runs, notes: Notes, by: Sequence[str] = (), live: Markup |
 
 
 def premise(runs: Runs) -> str:
-    """What all numbers have in common; methods that train on the unseen domain are tested on its other images."""
+    """What all numbers have in common; methods that train on the unseen domain are tested on its other examples."""
     used = runs.summary.get("uses_target_unlabelled", pd.Series(dtype=str))
     if not (used.astype(str) == "True").any():
         return "Domain generalization: every number was measured on a domain that no client held."
     return (
-        "Domain generalization: every number was measured on images of a domain that no client held; "
-        f"methods with {MARKS['uses_target_unlabelled']} trained on other images of that domain, without labels."
+        "Domain generalization: every number was measured on examples of a domain that no client held; "
+        f"methods with {MARKS['uses_target_unlabelled']} trained on other examples of that domain, without labels."
     )
 
 
 def _section(runs: Runs, name: str, notes: Notes, by: Sequence[str], data: Json) -> Section:
     """The section of an experiment; what its charts and the pages of its runs show is added to `data`."""
-    runs = with_unseen(runs)
     comparison = _compared(runs, by)
     apart, shared = settings_apart(runs)
     groups = {}
@@ -385,7 +388,7 @@ def class_accuracies(predictions: Mapping[str, Mapping[str, Predictions]]) -> Ta
         of_all = pooled([by_target[target] for target in targets])
         recall = map(_percent_cell, per_class_accuracy(of_all))
         rows.append(Row([label, *recall]))
-    pooling = "The images of all targets and seeds are pooled, so that a target counts by its number of images."
+    pooling = "The examples of all targets and seeds are pooled, so that a target counts by its number of examples."
     columns = [LABEL, *map(Column, classes)]
     return Table(columns, rows, notes=[f"{note}{pooling}"])
 

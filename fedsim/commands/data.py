@@ -143,7 +143,7 @@ def show_datasets(name: str) -> None:
         classes = "read from the data" if bench.discover else ", ".join(bench.classes)
         say(f"classes: {classes}\nsource: {bench.source}\n{bench.note}")
         return
-    table = Table("data set", "domains", "classes", "images", title="fedsim datasets")
+    table = Table("data set", "domains", "classes", "examples", title="fedsim datasets")
     for cells in _listed():
         table.add_row(*map(escape, cells))
     console.print(table)
@@ -153,7 +153,7 @@ def show_datasets(name: str) -> None:
 
 
 def _listed() -> Iterator[tuple[str, str, str, str]]:
-    """Name, domains, classes and images of every data set; one of a package has its origin, or why it does not work."""
+    """Name, domains, classes and examples of every data set; of a package also its origin, or why it does not work."""
     from fedsim.data import BENCHMARKS, find_dataset
     from fedsim.settings.plugins import entry_points, origin
 
@@ -164,5 +164,5 @@ def _listed() -> Iterator[tuple[str, str, str, str]]:
         except UserError as error:
             yield title, str(error), "-", "-"
             continue
-        images = str(sum(bench.counts.values())) if bench.counts else "-"
-        yield title, ", ".join(bench.domains) or "your own", str(len(bench.classes)) if bench.domains else "-", images
+        count = str(sum(bench.counts.values())) if bench.counts else "-"
+        yield title, ", ".join(bench.domains) or "your own", str(len(bench.classes)) if bench.domains else "-", count

@@ -95,7 +95,7 @@ def plot(
     the folder NAME next to it.
     """
     from fedsim.analysis.fonts import fonts_for, missing_text
-    from fedsim.analysis.plots import by_experiment, names_in, plot_all
+    from fedsim.analysis.plots import by_experiment, first_to_open, names_in, plot_all
 
     runs, by = chosen_runs(folder, methods, targets, seeds), by or []
     files = plot_all(
@@ -110,6 +110,7 @@ def plot(
     for _, experiments in by_experiment(runs, select, by).values():
         for note in [experiments.title, *experiments.notes] if experiments else []:
             say(note)
+    say(first_to_open(files))
 
 
 def report(

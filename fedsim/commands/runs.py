@@ -10,6 +10,7 @@ from rich.table import Column
 
 from fedsim.common.console import cut, errors, say
 from fedsim.common.errors import UserError
+from fedsim.common.lists import first_few
 from fedsim.common.tasks import SOURCE_TEST, UNDEFINED, Task, scores, task_in
 from fedsim.settings.experiment import Experiment
 from fedsim.settings.run import NO_TARGET
@@ -29,6 +30,7 @@ def run_one(experiment: Experiment) -> None:
 
         plan = resolve(experiment)
         was_finished = admission.is_already_finished(plan)
+        bar.opening = default_target(experiment, plan)
         if not was_finished:
             carry_out(plan, [bar])
     finally:
@@ -40,12 +42,20 @@ def run_one(experiment: Experiment) -> None:
         say(f"next: {next_commands(plan)}")
 
 
+def default_target(experiment: Experiment, plan: "Plan") -> str:
+    """Return a line that names the unseen domain of a plan whose experiment names none; empty where it names one."""
+    if experiment.run.target:
+        return ""
+    *others, last = plan.data.domains
+    return f"unseen domain: {last}, the last one, by default; --target takes another one ({first_few(others)})"
+
+
 def next_commands(plan: "Plan") -> str:
-    """What one may do with a finished run: compare it, or use its model where it left no domain out."""
+    """Return what to call after a run: what compares it, or what writes its model where no domain was left out."""
     from fedsim.runs.plan import results_folder
 
     if plan.experiment.run.target == NO_TARGET:
-        return f"fedsim export {plan.folder}; fedsim evaluate {plan.folder} --data FOLDER_OR_TABLE"
+        return f"fedsim export {plan.folder}; fedsim evaluate {plan.folder} --data NEW"
     results = results_folder(plan.experiment)
     return f"fedsim compare {results}; fedsim report {results}"
 
@@ -126,9 +136,11 @@ class ProgressBar:
     """Callback that shows the progress of a run: round, primary metric in validation and on the target, time left.
 
     Until the run starts the bar is there on a terminal only, and leaves nothing behind where the run is refused.
+    `opening` is a line that is printed above the bar when the run starts; an empty one is not.
     """
 
     def __init__(self) -> None:
+        self.opening = ""
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(None, table_column=Column(max_width=40)),  # it takes the place that the others leave
@@ -157,6 +169,8 @@ class ProgressBar:
         """Show the bar with the run's unseen domain, from now on to its end."""
         self.begin(experiment)
         self._progress.live.transient = False
+        if self.opening:
+            self.note(self.opening)
 
     def on_round(self, row: dict, clients: list[dict]) -> None:
         """Show the new round in the bar."""

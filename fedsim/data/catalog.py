@@ -223,7 +223,9 @@ BENCHMARKS: dict[str, Benchmark] = {
         source="Janosi, Steinbrunn, Pfisterer and Detrano, Heart Disease, UCI Machine Learning Repository, 1989, "
         "doi:10.24432/C52P4X (CC BY 4.0)",
         note="needs no files: 920 patients of Cleveland (304), Hungary (293), Switzerland (123) and VA Long Beach "
-        "(200), with 13 features; configs/hospitals.toml has the protocol of FLamby's Fed-Heart-Disease",
+        "(200), with 13 features; `fedsim run hospitals` takes the 740 patients (304, 260, 46 and 130) for whom all "
+        "ten features are known that all hospitals measured, as FLamby's Fed-Heart-Disease does; --preset all takes "
+        "all 920",
         images=False,
         reader=READER,
         discover=DISCOVER,

@@ -23,6 +23,14 @@ def tensor_record(bench: Benchmark) -> dict[str, Any]:
     return record
 
 
+def recorded_unit(recorded: Mapping[str, Any]) -> str:
+    """What one example of a recorded run is called, in the plural: that of its data set's row (`Benchmark.unit`)."""
+    facts = recorded.get("tensors")
+    if not facts:
+        return "images"
+    return "rows" if facts["features"] else "examples"
+
+
 def with_recorded_shape(bench: Benchmark, recorded: Mapping[str, Any]) -> Benchmark:
     """The row with the shape and features that a run recorded."""
     targets = recorded.get("targets", bench.structures)

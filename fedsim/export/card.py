@@ -28,12 +28,12 @@ SUMS = (
 OWN = "your own images"  # the source of rows that read a user's data
 LIMITS = (
     "Numbers of a run are of one unseen domain with one seed. They may be different on another domain or with other "
-    "cameras; measure them with `fedsim evaluate` before you rely on the model."
+    "devices; measure them with `fedsim evaluate` before you rely on the model."
 )
 
 LIMITS_OF_ALL = (
     "All numbers are of domains that the model was trained on. They may be lower on another domain or with other "
-    "cameras; measure them with `fedsim evaluate` before you rely on the model."
+    "devices; measure them with `fedsim evaluate` before you rely on the model."
 )
 
 

@@ -52,7 +52,8 @@ def evaluate(
     else:
         measures, predictions = inference.evaluate_rows(model, data)
         _note_cells(model, [data])
-    headings = [column.replace("_", " ") for column in measures.columns]
+    titles = measures.rename(columns={"images": model.plan.data.unit}).columns
+    headings = [title.replace("_", " ") for title in titles]
     table = Table(*headings, title=escape(f"{run} ({which})"))
     task = TASKS[model.plan.data.task]
     for domain, count, *values in measures.itertuples(index=False):

@@ -69,7 +69,9 @@ def _facts(recipe: Recipe, extra: Sequence[Part]) -> str:
 def _named(part: Part) -> str:
     if isinstance(part, Pooling):
         return "all data pooled on one client"
-    return "data of tensors that are no images" if isinstance(part, Tensors) else part_name(part)
+    if isinstance(part, Tensors):
+        return "these data (rows of a table, or other tensors)"
+    return part_name(part)
 
 
 def _acts(part: Part) -> bool:

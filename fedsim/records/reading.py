@@ -152,7 +152,8 @@ def _read_all(paths: Mapping[str, Path], only: Sequence[str]) -> tuple[dict[str,
 
 def _read_run(path: Path, only: Sequence[str]) -> Record:
     """Return what is read of one run's folder; UserError, which names the file, for one that cannot be read."""
-    experiment = read_settings(path).of_app(read_environment(path).get("app"))
+    app = read_environment(path).get("app")
+    experiment = _parsed_settings(path / "experiment.toml").of_app(app)
     tables = {name: read_record(path / f"{name}.csv") for name in TABLES if name in only}
     selected = math.nan
     if "summary" in only and is_finished(path):
@@ -266,18 +267,27 @@ def choose_runs(
     return part
 
 
-def with_unseen(runs: Runs) -> Runs:
-    """The runs that leave a domain out, without those on all domains (NO_TARGET), of which `only` says the number.
+def runs_with_unseen(runs: Runs) -> list[str]:
+    """Return the names of the runs that leave a domain out; those on all domains (NO_TARGET) do not."""
+    return [run for run, experiment in runs.experiments.items() if experiment.run.target != NO_TARGET]
 
-    All runs come back where none leaves a domain out.
+
+def with_unseen(runs: Runs) -> Runs:
+    """Return the runs that leave a domain out (`runs_with_unseen`); `only` says how many others there are.
+
+    Raises UserError where there are runs, and none of them leaves a domain out.
     """
-    targets = {run: experiment.run.target for run, experiment in runs.experiments.items()}
-    chosen = [run for run, target in targets.items() if target != NO_TARGET]
-    others = len(targets) - len(chosen)
-    if not chosen or not others:
+    chosen = runs_with_unseen(runs)
+    count = len(runs.experiments)
+    others = count - len(chosen)
+    if not others:
         return runs
+    if not chosen:
+        raise UserError(f"{runs.source}: {count} finished run{'s' if count > 1 else ''}, and none leaves a domain out "
+                        f"(target {NO_TARGET}), so that no accuracy on an unseen domain can be compared; to compare "
+                        "methods, run them with a domain as the target: fedsim sweep CONFIG --targets all")  # fmt: skip
     part = part_of(runs, chosen)
-    text = f"those that leave a domain out, which {others} of {len(targets)} do not (target {NO_TARGET})"
+    text = f"those that leave a domain out, which {others} of {count} do not (target {NO_TARGET})"
     part.only = "; ".join(filter(None, [runs.only, text]))
     return part
 
@@ -377,7 +387,11 @@ def run_environment(runs: Runs, run: str) -> dict[str, Any]:
 def read_settings(run: Path) -> Experiment:
     """Return the resolved settings of one run's folder; UserError when they cannot be read, or for another format."""
     read_environment(run)
-    file = run / "experiment.toml"
+    return _parsed_settings(run / "experiment.toml")
+
+
+def _parsed_settings(file: Path) -> Experiment:
+    """Return the resolved settings of a run's experiment.toml; UserError when they cannot be read."""
     text = read_text(file)
     if not text.endswith("\n") or RUN_SECTION not in text:
         raise UserError(f"{file}: it is cut off: a run's settings end with the section [run]; {AGAIN}")

@@ -381,6 +381,14 @@ def _of_union(problems: Sequence[ErrorDetails]) -> ErrorDetails:
     return {**best[0], "loc": (section, name, *best[0]["loc"][3:]), "msg": text}
 
 
+def _as_part(name: str, value: Any) -> str:
+    """How a field is written if the unknown section of this name is a part; empty for a value that is no section."""
+    if not isinstance(value, dict) or not value:
+        return ""
+    field = next(iter(value))
+    return f"if it is a part, write method.{name}.{field}; "
+
+
 def _explain(problem: ErrorDetails) -> str:
     """A problem of a validation error in one line."""
     path = [str(part) for part in problem["loc"]]
@@ -390,7 +398,8 @@ def _explain(problem: ErrorDetails) -> str:
         fields = list(section.model_fields) if section else []
         inside = [f"{name}.{path[-1]}" for name, model in SECTIONS.items() if path[-1] in model.model_fields]
         alike = f"did you mean {inside[0]!r}? " if inside else nearest(path[-1], fields)
-        return f"unknown setting {key!r}; {alike}known here: {', '.join(fields)}"
+        of_part = _as_part(key, problem["input"]) if len(path) == 1 else ""
+        return f"unknown setting {key!r}; {alike}{of_part}known here: {', '.join(fields)}"
     given = repr(problem.get("input"))
     got = f" (got {given})" if key and len(given) < 80 else ""  # long values, such as all settings, are not shown
     hint = AS_TOML.get(problem["type"], "")

@@ -354,7 +354,7 @@ def notes_on_runs(
         *notes_on_others(runs, set(cells["run"]), targets),
         *missing_notes(cells, asked, paired=False),
         *split_notes(cells),
-        *test_size_notes(cells),
+        *test_size_notes(cells, "images"),
         *unfinished_notes(unfinished),
         *damaged_notes(runs.damaged),
         *round_notes(part_of(runs, list(dict.fromkeys(cells["run"]))), select),

@@ -210,7 +210,7 @@ def test_the_best_of_a_column_and_smaller_test_sets():
     assert "**43.3** ± 40.4" in text
     rows = [(label, "art", seed, 40 + seed) for label in ("fedavg", "csac") for seed in (0, 1)]
     table = pd.DataFrame(rows, columns=["label", "target", "seed", "target_images"])
-    assert notes.test_size_notes(table) == []
+    assert notes.test_size_notes(table, "images") == []
     table.loc[0, "target_images"] = 20
-    (note,) = notes.test_size_notes(table)
+    (note,) = notes.test_size_notes(table, "images")
     assert note.startswith("fedavg is tested on a smaller set: 20 of 40 images of art;")

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from invented import cell, notes_of, one_each, table_of_runs, two_methods, write_run
 from invented import pacs_experiment as full_size
 
-from fedsim.analysis import compare
+from fedsim.analysis import compare, notes
 from fedsim.analysis.compare import run_labels
 from fedsim.analysis.metrics import frequent_class_shares
 from fedsim.analysis.notes import edge_notes, frequent_class_notes, rare_class_notes, verdict_notes
@@ -248,6 +249,9 @@ def test_budgets_are_columns_and_differences_and_same_splits_are_said():
         assert words in text
     (note,) = notes_of(compare(runs, baseline="csac"), "Budgets differ")
     assert "beside the images of csac, fedavg 0.62 times;" in note
+    of_rows = replace(compare(runs), unit="rows")
+    assert "| Rows | Steps |" in of_rows.render("markdown")
+    assert "beside the rows of fedavg, csac 1.6 times;" in " ".join(notes.comparison_notes(of_rows, [], []))
     # A run on photo trains on more images than one on sketch, whichever method it is.
     runs = table_of_runs({"fedavg": {"photo": [0.9], "sketch": [0.6]}, "csac": {"sketch": [0.7]}})
     runs.summary["images"] = runs.summary["target"].map({"photo": 20_000, "sketch": 10_000})

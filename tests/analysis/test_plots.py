@@ -1,6 +1,7 @@
 """Figures are drawn if the records have their columns, are not blank, have labels, and repeat with the same bytes."""
 
 from dataclasses import replace
+from pathlib import Path
 from xml.etree import ElementTree
 
 import matplotlib as mpl
@@ -22,7 +23,7 @@ from fedsim.analysis.figures import (
     histogram_bounds,
     metric_over_rounds,
 )
-from fedsim.analysis.plots import draw, plot_all
+from fedsim.analysis.plots import draw, first_to_open, plot_all
 from fedsim.analysis.statistics import whole_run_costs
 from fedsim.common.errors import UserError
 from fedsim.records import choose_runs, read_runs
@@ -172,6 +173,13 @@ def test_methods_that_see_the_target_are_marked_and_have_no_place_on_the_front(r
     (front,) = [line for line in drawn.axes[1].get_lines() if line.get_label() == FRONT]
     assert 1.0 not in front.get_xdata()
     assert FRONT not in [line.get_label() for line in drawn.axes[0].get_lines()]  # one point is no line
+
+
+def test_the_picture_to_open_first_is_that_of_the_accuracies():
+    curves = [Path("learning-curves.png"), Path("learning-curves.svg")]
+    assert first_to_open(curves) == "open first: learning-curves.png"
+    all_files = [*curves, Path("pacs-target-accuracy.png"), Path("pacs-target-accuracy.svg"), Path("cost.png")]
+    assert first_to_open(all_files) == "open first: pacs-target-accuracy.png (each method on each unseen domain)"
 
 
 @pytest.mark.slow

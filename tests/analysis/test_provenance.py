@@ -9,6 +9,7 @@ from support import run_small, tiny_experiment
 
 from fedsim.analysis import compare
 from fedsim.analysis.plots import run_labels
+from fedsim.analysis.provenance import unit_of
 from fedsim.common.errors import UserError
 from fedsim.data.fingerprint import fingerprints
 from fedsim.methods.assembly import build_recipe
@@ -23,6 +24,13 @@ SEED_1, CSAC, ON_SKETCH = {"seed": 1}, {"method": "csac"}, {"target": "sketch"} 
 FOLDER = {"dataset": "folder"}
 IMAGES = r"different images under the name 'photo' \(1,6(70|69) in .*, 1,6(70|69) in "
 ALIGN = "parts.semantic_calibration.align"
+
+
+def test_what_an_example_is_called_follows_from_the_records():
+    rows, signals = ({"tensors": {"features": features}} for features in (["age"], []))
+    assert unit_of({"a": rows, "b": rows}) == "rows"
+    assert unit_of({"a": signals}) == unit_of({"a": rows, "b": {}}) == "examples"
+    assert unit_of({"a": {}}) == unit_of({}) == "images"
 
 
 def recorded(root, experiment, environment=None):

@@ -206,7 +206,7 @@ def test_what_is_said_of_training_on_the_target_and_of_what_parts_disclose():
     assert "measured on a domain that no client held" in premise(runs)
     runs.summary["uses_target_unlabelled"] = ["False", "True"]
     assert "measured on a domain that no client held" not in premise(runs)
-    assert "methods with ‡ trained on other images of that domain, without labels" in premise(runs)
+    assert "methods with ‡ trained on other examples of that domain, without labels" in premise(runs)
     added = pacs_experiment("fedavg", name="added", method={"add": ["style_bank"], "augment": "cross_client_style"})
     notes = method_notes([pacs_experiment("ccst"), pacs_experiment("deepall"), added, pacs_experiment("no-such")])
     assert (set(notes), notes["deepall"]["discloses"]) == ({"ccst", "deepall", "fedavg"}, "all raw data")

@@ -58,6 +58,18 @@ def test_the_bar_is_there_at_once_and_stays(tmp_path, terminal):
     assert not terminal.getvalue().endswith(TAKEN_BACK)
 
 
+def test_the_unseen_domain_of_a_run_that_names_none_is_said(tmp_path, monkeypatch):
+    file = io.StringIO()
+    monkeypatch.setattr(runs, "errors", Terminal(file=file, width=200))
+    experiment = tiny_experiment(tmp_path, rounds=1)
+    line = "unseen domain: rot45, the last one, by default; --target takes another one (rot0, rot15, rot30)\n"
+    for target in ("rot45", ""):
+        runs.run_one(experiment.replace(run={"target": target, "seed": len(target)}))
+        assert file.getvalue().startswith(line) == (not target)
+        file.seek(0)
+        file.truncate()
+
+
 def test_a_refused_run_leaves_no_bar(tmp_path, terminal):
     with pytest.raises(UserError, match="no domain"):
         runs.run_one(tiny_experiment(tmp_path, rounds=1).replace(run={"target": "nowhere"}))

@@ -18,6 +18,7 @@ from fedsim.common.errors import UserError
 from fedsim.common.seeding import numpy_rng
 from fedsim.data import load_client, load_pooled, load_target
 from fedsim.data.array_rows import EMBEDDED
+from fedsim.data.catalog import BENCHMARKS
 from fedsim.data.scaling import moments_of, scale_of
 from fedsim.export.card import card
 from fedsim.export.files import export
@@ -53,6 +54,13 @@ def test_the_patients_are_those_of_the_protocol(preset, counts):
     assert plan.data.shape == (7 + 3 + 5 + 4,)
     assert np.isnan(np.concatenate(values)).any() == bool(preset)
     assert "CC BY 4.0" in EMBEDDED["hospitals"].file.with_suffix(".txt").read_text()
+
+
+def test_the_data_set_says_which_of_its_patients_the_experiment_takes():
+    note = BENCHMARKS["hospitals"].note
+    counts = "{}, {}, {} and {}".format(*COMPLETE)
+    assert f"`fedsim run hospitals` takes the {sum(COMPLETE)} patients ({counts}) for whom all ten features" in note
+    assert "--preset all takes all 920" in note
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -201,7 +209,11 @@ def test_a_hospital_with_one_class_trains_and_is_named(tmp_path, caplog):
         (["model.backbone=resnet18"], "resnet18 takes square images, and an example has the shape [19]"),
         (["model.backbone=cnn-1d"], "cnn-1d needs signals [channels, length], and an example has the shape [19]"),
         (["model.backbone=mlp", "model.options={width=[8]}"], "model.options.width of mlp: "),
-        (["method.infer=tsmo_bn"], "tsmo_bn assumes that the examples are images"),
+        (
+            ["method.infer=tsmo_bn"],
+            "tsmo_bn assumes that the examples are images, which does not hold with these data (rows of a table, or "
+            "other tensors); use a part or a method that takes any tensors",
+        ),
         (["data.scale=site", "data.clients_per_domain=2"], "data.scale = 'site' scales every domain by its own rows"),
         (["train.dp_clip=1.0", "train.dp_epsilon=1.0"], "train.dp_clip perturbs only the model"),
     ],

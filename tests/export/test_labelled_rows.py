@@ -131,6 +131,7 @@ def test_the_unseen_hospital_has_the_score_of_the_run(tmp_path, preset, scale):
          str(tmp_path / "predictions.csv")],
     )  # fmt: skip
     assert result.exit_code == 0, result.output
+    assert "rows" in result.output.split("accuracy")[0]  # and not images
     measures, _ = evaluate_rows(fedsim.load(folder, "last"), EMBEDDED["hospitals"].file)
     rows = measures.set_index("domain")
     assert list(rows.index) == ["cleveland (trained)", "hungary", "switzerland (trained)", "va_long_beach (trained)"]

@@ -8,10 +8,11 @@ from typer.testing import CliRunner
 
 import fedsim
 from fedsim.analysis.compare import compare
+from fedsim.analysis.figure_style import unseen
 from fedsim.analysis.plots import by_experiment
 from fedsim.analysis.report import report_page
 from fedsim.commands.cli import app
-from fedsim.commands.runs import headline
+from fedsim.commands.runs import headline, next_commands
 from fedsim.common.errors import UserError
 from fedsim.export.card import card
 from fedsim.export.trained import load_trained
@@ -104,6 +105,26 @@ def test_comparisons_leave_it_out_with_a_note(shipped):
     (part, shown), *_ = by_experiment(runs, "best_validation", ()).values()
     assert [experiment.run.target for experiment in part.experiments.values()] == ["rot45"]
     assert shown.targets == ["rot45"]
+
+
+def test_runs_of_which_none_leaves_a_domain_out_are_not_compared(shipped):
+    """Their curves are drawn, and nothing is said of an unseen domain."""
+    folder, _ = shipped
+    reason = "seed0: 1 finished run, and none leaves a domain out \\(target no-target\\), .*: fedsim sweep CONFIG"
+    runs = read_runs(folder)
+    for call in (lambda: compare(runs), lambda: report_page(runs, {})):
+        with pytest.raises(UserError, match=reason):
+            call()
+    ((part, comparison),) = by_experiment(runs, "best_validation", ()).values()
+    assert part.experiments
+    assert comparison is None
+    assert unseen(NO_TARGET) == "no unseen domain"
+
+
+def test_a_run_on_all_domains_ends_with_what_writes_its_model(shipped):
+    folder, _ = shipped
+    plan = resolve(small_experiment(folder.parents[3], run={"target": NO_TARGET}))
+    assert next_commands(plan) == f"fedsim export {folder}; fedsim evaluate {folder} --data NEW"
 
 
 @pytest.mark.parametrize(("method", "run", "reason"), [

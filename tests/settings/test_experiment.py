@@ -59,6 +59,8 @@ def test_part_values(config):
     ("trian.rounds=3", "did you mean 'train'"),
     ("train.rounds=0", "train.rounds: at least 1, because a run trains; row 0"),
     ("rounds=1", "unknown setting 'rounds'; did you mean 'train.rounds'?"),
+    ("proximal.mu=1", "unknown setting 'proximal'; if it is a part, write method.proximal.mu; known here: name, data,"),
+    ("krum.malicious=1", "did you mean 'run'? if it is a part, write method.krum.malicious; known here: name, data,"),
     ("data.split=strat", "data.split"),
     ("preset=long", "no preset 'long'"),
     ("train={lr=0.1}", "train is a section; set single keys, for example --set train.lr=0.1"),
