@@ -139,3 +139,15 @@ def test_by_python_and_a_table_of_hospitals(tmp_path):
     result = fedsim.run("fedavg", "hospitals", target=NO_TARGET, rounds=2, output=str(tmp_path), progress=False)
     clients = result.clients["client"].dropna().unique()
     assert sorted(clients) == ["cleveland", "hungary", "switzerland", "va_long_beach"]
+
+
+def test_settings_of_an_unseen_domain_are_said_to_have_no_effect(tmp_path, caplog):
+    data = {"test_split": "in", "adapt_share": 0.3}
+    method = {"name": "fedavg", "infer": "t3a"}
+    run_small(small_experiment(tmp_path, method, data=data, train={"rounds": 1}, run={"target": NO_TARGET}))
+    for name in data:
+        assert f"data.{name} has no effect here, only with an unseen domain (run.target)" in caplog.text
+    assert "method.infer has no effect on the numbers of this run: t3a predicts on an unseen domain" in caplog.text
+    caplog.clear()
+    run_small(small_experiment(tmp_path, method, data=data, train={"rounds": 1}))
+    assert "no effect" not in caplog.text
