@@ -1,6 +1,12 @@
-"""DomainClient: Flower's client of one domain. Names become positions only in its `fit` and `evaluate`."""
+"""DomainClient: Flower's client of one domain. Names become positions only in its `fit` and `evaluate`.
+
+Flower keeps NumPyClient in a package for components of an older interface. Our ClientApp calls the methods itself, so
+that the clients do not change where Flower no longer has the class.
+"""
 
 import time
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -8,11 +14,25 @@ from clients.local_steps import Fitted, Measured, Order
 from clients.round import LocalClient
 from clients.validation import predicted_logits, source_test, validation
 from fedsim.common.doubt import score_counts, slopes, softmax
-from fedsim.flower.numpy_client import NumPyClient
 from fedsim.models.infer.base import Predict
 from fedsim.models.tasks import defined
 from fedsim.tensors.arrays import fill
 from strategies.parts import ArrayDict, Arrays
+
+try:
+    from flwr.client import NumPyClient
+except ImportError:
+
+    class NumPyClient:  # type: ignore[no-redef]
+        """The contract of Flower's class: a client that takes and returns lists of arrays."""
+
+        def fit(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[list[np.ndarray], int, dict]:
+            """Train the given model; returns the trained arrays, the number of examples and metrics."""
+            raise NotImplementedError
+
+        def evaluate(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[float, int, dict]:
+            """Validate the given model; returns the loss, the number of examples and metrics."""
+            raise NotImplementedError
 
 
 class DomainClient(LocalClient, NumPyClient):
@@ -84,3 +104,12 @@ class DomainClient(LocalClient, NumPyClient):
         if tensors is not None:
             self._load(tensors, "train")
         return self.recipe.contributor(order["bank"]).collect(round)
+
+
+@dataclass
+class Job:
+    """A client's order to train: what `LocalClient.train` gets, and the client."""
+
+    client: DomainClient
+    tensors: Arrays
+    config: Order

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from clients.local_data import LocalData
-from fedsim.common.class_metrics import of_classes
+from fedsim.common.measures import of_classes
 from fedsim.common.tasks import OF_CLASSES, SOURCE_TEST
 from fedsim.models.net import Net
 from fedsim.models.tasks import Labelled, Predict, defined, mean_of_defined

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from clients.base import DomainClient
-from clients.job import Job
+from clients.base import DomainClient, Job
 from clients.local_data import LocalData, plain_batches
 from clients.local_steps import LocalSteps, Trained, Training
 from clients.parts import Batch

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pandas as pd
 
-from fedsim.common import class_metrics
+from fedsim.common import measures
 from fedsim.common.errors import UserError, nearest
 from fedsim.common.measures import (
     area_under_roc,
@@ -103,14 +103,14 @@ def balanced_accuracy(predictions: Predictions) -> float:
 def macro_f1(predictions: Predictions) -> float:
     """Mean over the classes of F1 = 2 TP / (2 TP + FP + FN)."""
     label, predicted = predictions.label, predictions.predicted
-    return class_metrics.macro_f1(label, predicted)
+    return measures.macro_f1(label, predicted)
 
 
 def auroc(predictions: Predictions) -> float:
     """Mean over the classes of the area under the ROC curve, one class against the rest; NaN with one class only."""
     label = predictions.label
     probabilities = predictions.probabilities
-    return class_metrics.auroc(label, probabilities)
+    return measures.auroc(label, probabilities)
 
 
 def per_class_accuracy(predictions: Predictions) -> np.ndarray:

@@ -1,9 +1,14 @@
 """The numbers behind a report's charts and behind the page of each run, as one table of plain values for JSON.
 
 They are of the same `Runs` and `Comparison` as the tables: nothing is read or selected a second time.
+The page of a run also has the command line that repeats it, which is made from its resolved settings alone.
 """
 
+import json
+import re
+import shlex
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,21 +18,22 @@ from fedsim.analysis.comparison import Comparison, shown_label, without_exchange
 from fedsim.analysis.figure_style import places
 from fedsim.analysis.metrics import confusion_matrix
 from fedsim.analysis.notes import missing_cells
-from fedsim.analysis.reproduce import command_line
 from fedsim.analysis.statistics import grid_of, interval, whole_run_costs
 from fedsim.common.errors import UserError
 from fedsim.common.tasks import BY_METRIC, task_of
 from fedsim.records.client_rows import client_key, client_metrics, with_layer_groups
-from fedsim.records.differences import comparable_settings, value_text
+from fedsim.records.differences import MACHINE_KEYS, comparable_settings, flatten, value_text
 from fedsim.records.predictions import read_predictions
 from fedsim.records.reading import Runs, run_environment, run_folder
 from fedsim.records.selection import RULES
-from fedsim.settings.experiment import Experiment
+from fedsim.settings.experiment import Experiment, read_experiment
 
 Json = dict[str, Any]
 Numbers = list[float | None]  # of JSON, which has no NaN
 Pages = Mapping[str, int]  # the place of each run among the report's runs
 MOST_CLASSES = 100  # a matrix with more would be most of the page
+# Settings that have an option of their own, and those that do not change what a run computes.
+SHORT = ("method.name", "run.target", "run.seed", "run.output", "run.callbacks", "run.tensorboard", "name")
 CURVES = {"target_{}": "target {}", "mean_validation_{}": "source validation {}", "train_loss": "training loss"}
 
 
@@ -281,3 +287,51 @@ def recipe(environment: Mapping[str, Any]) -> dict[str, str]:
             values.append(f"{name} = {value_text(value)}")
         texts[part] = ", ".join(values)
     return texts
+
+
+def command_line(experiment: Experiment, file: Path) -> str:
+    """`fedsim run CONFIG --method M --target D --seed S --set key=value ...`.
+
+    CONFIG is the shipped experiment of the run's name, and `--set` gives what differs from it. When there is no such
+    experiment, or when it sets something that an override cannot undo, CONFIG is `file`, the run's own experiment.toml.
+    The folder of the data is left out, because it differs between machines. For clients with an app's own code, which
+    no record has, it is a sentence.
+    """
+    if experiment.app is not None:
+        return "# start the Flower app again: the code of its clients is in no record"
+    run = experiment.run
+    options = ["--method", experiment.method_name, "--target", run.target, "--seed", str(run.seed)]
+    overrides = _overrides(experiment)
+    if overrides is None:
+        return shlex.join(["fedsim", "run", file.as_posix(), *options])
+    for key, value in overrides.items():
+        options += ["--set", f"{key}={override_text(value)}"]
+    return shlex.join(["fedsim", "run", experiment.name, *options])
+
+
+def override_text(value: Any) -> str:
+    """A value as it is written in an override: plain words without quotes, everything else as TOML."""
+    bare = isinstance(value, str) and re.fullmatch(r"[A-Za-z_][\w./-]*", value)
+    if bare and value not in ("true", "false", "inf", "nan"):
+        return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _overrides(experiment: Experiment) -> dict[str, Any] | None:
+    """Settings that differ from the experiment of the same name; None when overrides cannot express the run."""
+    try:
+        shipped = read_experiment(experiment.name)
+    except UserError:
+        return None
+    before = flatten(shipped.model_dump())
+    after = flatten(experiment.model_dump())
+    for key in (*SHORT, *MACHINE_KEYS):
+        before.pop(key, None)
+        after.pop(key, None)
+    if before.keys() - after.keys():
+        return None
+    changed = {}
+    for key, value in after.items():
+        if before.get(key) != value:
+            changed[key] = value
+    return changed

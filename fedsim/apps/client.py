@@ -18,8 +18,7 @@ from pathlib import Path
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from clients.base import DomainClient
-from clients.job import Job
+from clients.base import DomainClient, Job
 from clients.local_steps import Trained
 from fedsim.common.about import VERSION, installed_version
 from fedsim.common.errors import CLIENT_APP_RAISED, USER_ERROR, UserError

@@ -402,8 +402,9 @@ class Call:
     def planned(self, experiment: Experiment, domains: Sequence[str]) -> Experiment:
         """Returns the experiment with the domains of the clients, the unseen one, the rounds and the time limit."""
         place = "site" if self.site else "server"
+        unseen = [] if self.target == NO_TARGET else [self.target]
         return experiment.replace(
-            data={"domains": [*domains, self.target]},
+            data={"domains": [*domains, *unseen]},
             train={"rounds": self.rounds},
             run={"target": self.target, "timeout": self.timeout, "evaluate_target": place},
         )

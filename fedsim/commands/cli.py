@@ -10,8 +10,7 @@ from typer.completion import completion_init, get_completion_script
 
 from fedsim.commands import options
 from fedsim.commands.results import archive, compare, plot, report
-from fedsim.commands.search import search
-from fedsim.commands.sweep import study, sweep
+from fedsim.commands.studies import search, study, sweep
 from fedsim.common.about import VERSION
 from fedsim.common.console import say
 from fedsim.common.errors import UserError
@@ -167,7 +166,7 @@ def new_method(
     slot: Annotated[str, typer.Option(help="slot of the part: terms, objective, update, fuse, banks, ...")] = "terms",
 ) -> None:
     """Write a commented module with a part for a slot and a row, and a test that passes; both are ready to edit."""
-    from fedsim.commands.new_method import start_method
+    from fedsim.commands.methods import start_method
 
     start_method(name, folder, slot)
 

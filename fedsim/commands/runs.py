@@ -24,7 +24,7 @@ def run_one(experiment: Experiment) -> None:
     try:
         bar.begin(experiment)  # before PyTorch is imported, which takes longer than everything else until round 1
         from fedsim.runs import admission
-        from fedsim.runs.plan import resolve, results_folder
+        from fedsim.runs.plan import resolve
         from fedsim.runtime.launch import carry_out
 
         plan = resolve(experiment)
@@ -37,8 +37,17 @@ def run_one(experiment: Experiment) -> None:
         say_finished(plan)
     else:
         say(headline(plan.folder))
-        results = results_folder(plan.experiment)
-        say(f"next: fedsim compare {results}; fedsim report {results}")
+        say(f"next: {next_commands(plan)}")
+
+
+def next_commands(plan: "Plan") -> str:
+    """What one may do with a finished run: compare it, or use its model where it left no domain out."""
+    from fedsim.runs.plan import results_folder
+
+    if plan.experiment.run.target == NO_TARGET:
+        return f"fedsim export {plan.folder}; fedsim evaluate {plan.folder} --data FOLDER_OR_TABLE"
+    results = results_folder(plan.experiment)
+    return f"fedsim compare {results}; fedsim report {results}"
 
 
 def say_finished(plan: "Plan") -> None:

@@ -25,7 +25,11 @@ from fedsim.settings.run import NO_TARGET
 ClassFolders = Mapping[str, list[str]]  # the sorted classes of each domain
 AVERAGE = "average"  # the column of tables
 # What no domain can be called, and why.
-RESERVED = {AVERAGE: "the name of the column of averages", "all": "which stands for every domain in --targets"}
+RESERVED = {
+    AVERAGE: "the name of the column of averages",
+    "all": "which stands for every domain in --targets",
+    NO_TARGET: "which stands for a run in which every domain trains",
+}
 
 
 def find_dataset(name: str) -> Benchmark:

@@ -20,10 +20,26 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_public_key
 
 from fedsim.common.errors import UserError
-from fedsim.deploy.apps import CHECK, RUN
+from fedsim.common.values import JsonTable
 from fedsim.flower.private import private
-from fedsim.flower.processes import write_app
+from fedsim.flower.processes import APP, write_app
 
+
+def _app(server: str, client: str, **changes: JsonTable) -> JsonTable:
+    """A run's app with other components."""
+    app = {**APP["tool"]["flwr"]["app"], "components": {"serverapp": server, "clientapp": client}, **changes}
+    return {**APP, "tool": {"flwr": {"app": app}}}
+
+
+RUN = _app("fedsim.deploy.server_app:app", "fedsim.apps.client:app")
+CHECK = {
+    **_app(
+        "fedsim.deploy.check_app:server",
+        "fedsim.deploy.check_app:client",
+        config={"experiment": "", "report": "", "wait": 0.0, "packages": "", "statistics": 0},
+    ),
+    "project": {"name": "fedsim-check", "version": "0.1.0", "description": "Asks the sites", "license": "Apache-2.0"},
+}
 ALLOWED, OPERATOR = Path("apps/allowed"), Path("operator.pub")
 
 logger = logging.getLogger("fedsim")

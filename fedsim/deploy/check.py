@@ -21,7 +21,7 @@ from fedsim.data import benchmark, client_names, domain_of, resolve_target
 from fedsim.data.client_data import clients_of
 from fedsim.data.findings import read_findings
 from fedsim.data.names import matching
-from fedsim.deploy.apps import CHECK
+from fedsim.deploy.bundles import CHECK
 from fedsim.deploy.check_app import installed_versions
 from fedsim.deploy.contacts import CONTACTS, Contact, read_contacts
 from fedsim.deploy.control import Control, registered_nodes

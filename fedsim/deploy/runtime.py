@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.common.errors import USER_ERROR, ClientFailedError, UserError
-from fedsim.deploy.apps import RUN as RUN_APP
+from fedsim.deploy.bundles import RUN as RUN_APP
 from fedsim.deploy.control import Control
 from fedsim.deploy.federation import CONNECTION, read_federation
 from fedsim.deploy.progress import RUN, note_run

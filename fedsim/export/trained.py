@@ -29,7 +29,7 @@ from fedsim.records.environment import read_environment
 from fedsim.records.readers import AGAIN, link_text, read_arrays
 from fedsim.records.reading import read_settings, unfinished
 from fedsim.runs.frozen import frozen_record, refuse_other_frozen
-from fedsim.runs.inference_bank import kept_entries
+from fedsim.runs.kept_tensors import kept_entries
 from fedsim.runs.plan import Plan, resolve
 from fedsim.settings.experiment import Experiment
 from fedsim.tensors.arrays import load_arrays

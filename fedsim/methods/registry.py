@@ -8,6 +8,7 @@ import functools
 import importlib
 import inspect
 import pkgutil
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from fedsim.common.errors import UserError
@@ -40,7 +41,7 @@ FOLDERS = {
     "inserts": "fedsim.models.inserts",
     "infer": "fedsim.models.infer",
 }
-
+Kinds = Mapping[str, dict[str, type]]  # {slot: {settings name: class}}
 
 # Recipes that Python code of this process gave as objects, by the name that settings have for them.
 GIVEN: dict[str, Recipe] = {}
@@ -70,20 +71,38 @@ def _is_own_part(kind: object, module: str) -> bool:
     )
 
 
-_latest: list[tuple[tuple[Recipe, ...], dict[str, dict[str, type]]]] = []  # what `parts_by_slot` found for which rows
+_latest: list[tuple[tuple[Recipe, ...], Kinds]] = []  # what `parts_of_rows` made of which rows
 
 
-def parts_by_slot() -> dict[str, dict[str, type]]:
-    """{slot: {settings name: class}} of every shipped part and of every part in a row of METHODS.
+def parts_by_slot() -> Kinds:
+    """{slot: {settings name: class}} of every shipped part and of every part in a row of METHODS."""
+    shipped = shipped_parts()
+    return {slot: _of_slot(shipped, slot) | kinds for slot, kinds in parts_of_rows().items()}
 
-    It is found anew only when a row has changed, because the plan of a run asks for it some thirty times.
+
+def parts_of_rows() -> Kinds:
+    """{slot: {settings name: class}} of the parts in the rows of METHODS, whose modules are imported already.
+
+    It is made anew only when a row has changed, because the plan of a run asks for it some thirty times.
     """
     rows = tuple(METHODS.values())
     if not _latest or _latest[0][0] != rows:  # equal objects are compared by their identity, which is quick
-        kinds = dict.fromkeys(shipped_parts()) | dict.fromkeys(type(part) for row in rows for _, part in row.pairs)
-        by_slot = {slot: {part_name(kind): kind for kind in kinds if slot in slots_of(kind)} for slot in SLOTS}
-        _latest[:] = [(rows, by_slot)]
+        kinds = dict.fromkeys(type(part) for row in rows for _, part in row.pairs)
+        _latest[:] = [(rows, {slot: _of_slot(kinds, slot) for slot in SLOTS})]
     return _latest[0][1]
+
+
+def _of_slot(kinds: Iterable[type], slot: str) -> dict[str, type]:
+    """{settings name: class} of those of the classes that are for a slot."""
+    return {part_name(kind): kind for kind in kinds if slot in slots_of(kind)}
+
+
+def _in_slot(by_slot: Kinds, slot: str) -> dict[str, type]:
+    """{settings name: class} of one slot, or of all where none is named."""
+    by_name: dict[str, type] = {}
+    for key, kinds in by_slot.items():
+        by_name |= kinds if slot in ("", key) else {}
+    return by_name
 
 
 def one_line(kind: type) -> str:
@@ -96,11 +115,12 @@ def find_part(name: object, slot: str = "") -> type:
 
     Raises UserError, with the most similar known name, when there is no such part, or when it is not for that slot.
     """
-    by_name: dict[str, type] = {}
-    for key, kinds in parts_by_slot().items():
-        by_name |= kinds if slot in ("", key) else {}
+    text = name if isinstance(name, str) else repr(name)
+    by_name = _in_slot(parts_of_rows(), slot)
+    if text not in by_name:  # most names are of a row's part, and all others ask for the modules of all parts
+        by_name = _in_slot(parts_by_slot(), slot)
     where = f"method.{slot}: no part" if slot else "method: no part"
-    kind = lookup(name if isinstance(name, str) else repr(name), by_name, "parts", where)
+    kind = lookup(text, by_name, "parts", where)
     if not isinstance(kind, type) or not slots_of(kind) or not dataclasses.is_dataclass(kind):
         hint = "a part is a dataclass that derives from a slot's contract (docs/own-method.md)"
         raise UserError(f"{where} {name!r}: {hint}")

@@ -9,13 +9,12 @@ from torch import nn
 
 from fedsim.common.errors import UserError
 from fedsim.models.clip_family import clip_row
+from fedsim.models.cnns import SMALLEST_IMAGE, DigitsCNN, EncodedUNet, SmallCNN, UNet
 from fedsim.models.layout import Backbone, Layout, Statistics
 from fedsim.models.own_module import GIVEN, module_row
-from fedsim.models.small_cnns import SMALLEST_IMAGE, DigitsCNN, SmallCNN
 from fedsim.models.tensor_backbones import KINDS, tensor_row
 from fedsim.models.timm_family import timm_row
 from fedsim.models.tiny_clip import FEATURES, TinyClip
-from fedsim.models.unet import EncodedUNet, UNet
 from fedsim.models.weights import download_imagenet
 from fedsim.settings import ModelSettings
 from fedsim.settings.plugins import instance, lookup, makes

@@ -1,15 +1,17 @@
 """The base class of all parts of a recipe, with what a part declares about itself."""
 
+import ast
 import dataclasses
 import inspect
 import re
+import textwrap
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from fedsim.common.errors import nearest
 from fedsim.common.tasks import ANY_TASK
 from fedsim.parts.facts import Facts
-from fedsim.settings.plugins import entry_points
+from fedsim.settings.plugins import entry_points, is_outside
 
 if TYPE_CHECKING:
     from fedsim.settings.experiment import Experiment
@@ -145,6 +147,25 @@ def undefined(kind: type) -> str:
     return ""
 
 
+def forgotten(kind: type) -> str:
+    """The function that `begin` of a class from outside defines and neither returns nor uses; empty: there is none.
+
+    A term that begins without a function adds nothing to the loss, which is allowed, so that the run would be FedAvg's.
+    """
+    begin = getattr(kind, "begin", None)
+    if begin is None or not is_outside(f"{begin.__module__}:{kind.__name__}"):
+        return ""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(begin)))
+    except (OSError, TypeError, SyntaxError):  # its text is not at hand, as in an interactive session
+        return ""
+    nodes = list(ast.walk(tree))
+    used = {node.id for node in nodes if isinstance(node, ast.Name)}
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef)][1:]  # the first one is `begin`
+    unused = [node.name for node in functions if node.name not in used and not node.decorator_list]
+    return unused[0] if unused else ""
+
+
 def unfit(part: Part) -> str:
     """Why an object of that class cannot be in a recipe, whatever its slot; empty: it can."""
     kind, parameters = type(part), getattr(part, "__dataclass_params__", None)
@@ -159,6 +180,8 @@ def unfit(part: Part) -> str:
     if missing := undefined(kind):
         hint = nearest(missing.partition("(")[0], vars(kind))
         return f"{kind.__name__} defines no {missing}; {hint}".rstrip("; ")
+    if function := forgotten(kind):
+        return f"{kind.__name__}.begin makes {function}() and does not use it; end begin with `return {function}`"
     return ""
 
 

@@ -36,9 +36,9 @@ from fedsim.records.record_files import is_finished
 from fedsim.runs.checkpoint import FOLDER, Checkpoint, load_checkpoint
 from fedsim.runs.conflicts import DataOf, data_here, refuse_other_data, refuse_other_settings
 from fedsim.runs.frozen import refuse_other_frozen
+from fedsim.runs.kept_tensors import check_personal
 from fedsim.runs.longer import goes_on
 from fedsim.runs.origin import refuse_seen
-from fedsim.runs.personal import check_personal
 from fedsim.runs.plan import Plan
 from fedsim.runs.processes import check_processes
 from fedsim.settings.experiment import Experiment

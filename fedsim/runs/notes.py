@@ -1,31 +1,26 @@
-"""What a run says before the first round, where nothing is refused: about data, the code of sites, and its work."""
+"""What a run says where nothing is refused: about data, weights, the code of sites, and a metric without a value."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from types import SimpleNamespace
-from typing import cast
 
 import numpy as np
 import torch
 
-from clients.batch import LATE
-from clients.budget import Amount, fedavg_amount, local_plan
-from clients.local_data import LocalData
-from clients.parts import Augment, LocalRound
-from clients.store import ClientStore
-from fedsim.common.lists import first_few, times
+from fedsim.common.lists import first_few
 from fedsim.common.tasks import BINARY, TASKS
+from fedsim.common.values import Row
 from fedsim.data import Benchmark, domain_of
 from fedsim.data.augment import make_transforms
 from fedsim.data.loading import source_domains
 from fedsim.models.backbones import weight_statistics
 from fedsim.parts.part import part_name
-from fedsim.records.selection import BUDGET_TOLERANCE
 from fedsim.runs.plan import Plan
+from fedsim.runs.target import TargetEvaluator
+from fedsim.runs.workspace import Workspace
 from fedsim.settings.experiment import Experiment
 from fedsim.settings.model import weights_file
 
 LEAST_CLIENTS = 3  # in a round, for a rule that compares clients with each other
-
+VALIDATIONS = "(validation)"  # the key of what is said of clients, besides the name of the unseen domain
 DECISIVE = "install the same, or results may be another method's"
 
 
@@ -173,86 +168,29 @@ def version_notes(server: Mapping[str, str], sites: Mapping[str, Mapping[str, st
     return notes
 
 
-def planned_work(plan: Plan, counts: Sequence[int]) -> tuple[Amount, Amount] | None:
-    """Returns the work (before the first round, in one round) of all clients together.
+def undefined_on_target(space: Workspace, evaluator: TargetEvaluator | None, tested: Sequence[int]) -> dict[str, str]:
+    """{the unseen domain: what its truth leaves undefined}; empty where the metric means what it says.
 
-    It is None where the work depends on what other clients will send.
-
-    counts: the training images of every client. Where some clients are drawn, a round has their average share.
+    tested: its examples by class, as its site or the evaluator says
     """
-    augment = plan.recipe.augment
-    if augment and type(augment).copies is not Augment.copies:
-        return None
-    everyone, prelude = range(len(counts)), plan.recipe.prelude
-    before = _sum(planned_of(plan, counts, client, prelude) for client in everyone if prelude)
-    each = _sum(planned_of(plan, counts, client, "train") for client in everyone)
-    share = _drawn(plan, counts)
-    return before, Amount(each.images * share, each.steps * share)
+    target = space.experiment.run.target
+    if evaluator:
+        truth = evaluator.labels
+    elif TASKS[space.plan.data.task].has_classes:
+        truth = torch.from_numpy(np.flatnonzero(tested))
+    else:
+        return {}
+    reason = space.task.undefined(truth, space.plan.data.outputs) if len(truth) else ""
+    return {target: reason} if reason else {}
 
 
-def budget_notes(plan: Plan, counts: Sequence[int]) -> list[str]:
-    """Returns a line where a run trains on more or fewer images than FedAvg would, or takes more or fewer steps."""
-    train, name = plan.experiment.train, plan.experiment.method_name
-    if plan.recipe.pooled or train.budget != "paper" or not all(counts):
-        return []
-    work = planned_work(plan, counts)
-    if work is None:
-        return []
-    before, each = work
-    plain = _sum(fedavg_amount(count, train) for count in counts)
-    share = _drawn(plan, counts) * train.rounds
-    of_images = (before.images + train.rounds * each.images) / (share * plain.images)
-    of_steps = (before.steps + train.rounds * each.steps) / (share * plain.steps)
-    if _is_usual(of_images) and _is_usual(of_steps):
-        return []
-    first = ""
-    if before.steps:
-        steps = before.steps + train.rounds * each.steps
-        first = f", {before.steps:,.0f} of its {steps:,.0f} steps before round 1"
-    return [
-        f"{name} trains on {times(of_images)} times the images of FedAvg and takes {times(of_steps)} times its steps"
-        f"{first}; train.budget = 'images' gives every method FedAvg's number of images"
-    ]
-
-
-def _is_usual(ratio: float) -> bool:
-    """Whether a run's work is that of FedAvg, by the ratio of the two."""
-    return 1 <= (1 + BUDGET_TOLERANCE) * ratio <= (1 + BUDGET_TOLERANCE) ** 2
-
-
-def _drawn(plan: Plan, counts: Sequence[int]) -> float:
-    """Returns the share of the clients that train in a round."""
-    clients = len(counts)
-    drawn = plan.experiment.train.clients_per_round or clients
-    return min(drawn, clients) / clients
-
-
-def _sum(amounts: Iterable[Amount]) -> Amount:
-    """Returns the images and the steps of several amounts together."""
-    amounts = list(amounts)
-    images = sum(amount.images for amount in amounts)
-    steps = sum(amount.steps for amount in amounts)
-    return Amount(images, steps)
-
-
-def planned_of(plan: Plan, counts: Sequence[int], client: int, phase: str) -> Amount:
-    """Returns what one client's parts plan for a round."""
-    train = plan.experiment.train
-    domains = np.resize(np.arange(domains_of_client(plan)), counts[client])  # a plan looks at their number
-    data = SimpleNamespace(examples=counts[client], held=[counts[client]], domains=domains)
-    round_ = LocalRound(
-        client=plan.clients[client],
-        net=LATE,  # no plan looks at the network, or at what is stored
-        train=train,
-        classes=len(plan.data.classes),
-        round=1,
-        rounds=train.rounds,
-        phase=phase,
-        seed=0,
-        device=torch.device("cpu"),
-        store=ClientStore(None),
-        data=cast(LocalData, data),
-        clients=plan.clients,
+def undefined_validations(rows: Iterable[tuple[str, Row]], metric: str, title: str) -> str:
+    """One line on the clients that have validated and have no primary metric; empty without any."""
+    validated = [(client, row) for client, row in rows if row.get("validation_loss") is not None]
+    without = [client for client, row in validated if row.get(f"validation_{metric}") is None]
+    if not without:
+        return ""
+    return (
+        f"{title} is not defined on the validation examples of {first_few(without)}, for example because all are of "
+        f"one class; means over clients are over the other {len(validated) - len(without)} of {len(validated)}"
     )
-    _, batches = local_plan(plan.recipe, round_, counts, plan.sources)
-    return Amount.of(batches)

@@ -27,12 +27,11 @@ from fedsim.runs.doubt import fit_doubt
 from fedsim.runs.leftovers import nothing_left, remove_empty
 from fedsim.runs.local_models import LocalModels, keep_alphas
 from fedsim.runs.no_effect import data_facts, infer_notes, no_effect_notes, run_facts, share_notes
-from fedsim.runs.notes import budget_notes, code_notes, comparison_notes, data_notes, version_notes, weight_notes
-from fedsim.runs.orders import orders
+from fedsim.runs.notes import code_notes, comparison_notes, data_notes, undefined_on_target, version_notes, weight_notes
 from fedsim.runs.plan import Plan
 from fedsim.runs.session import Session
 from fedsim.runs.target import SharedTarget, TargetEvaluator
-from fedsim.runs.undefined import undefined_on_target
+from fedsim.runs.work import budget_notes, orders
 from fedsim.runs.workspace import Workspace, open_workspace, set_threads
 from fedsim.settings.experiment import Experiment
 from fedsim.settings.paths import with_own_folders

@@ -44,15 +44,14 @@ from fedsim.runs import admission
 from fedsim.runs.checkpoint import FOLDER, Checkpoint, arrays_file, link_file, save_checkpoint, write_arrays
 from fedsim.runs.doubt import doubt_columns
 from fedsim.runs.frozen import weights_record
-from fedsim.runs.inference_bank import keep_entries, take_over_best
+from fedsim.runs.kept_tensors import keep_entries, personal_entries, take_over_best, write_personal
 from fedsim.runs.leftovers import end_run
 from fedsim.runs.local_models import LocalModels
 from fedsim.runs.longer import reopen
+from fedsim.runs.notes import VALIDATIONS, undefined_validations
 from fedsim.runs.origin import Origin, earlier_origins, metadata_of, own_origin
-from fedsim.runs.personal import personal_entries, write_personal
 from fedsim.runs.privacy_account import count_round, last_round, refuse_budget, repeated_rounds, spent, statement
 from fedsim.runs.round_rows import refuse_unmade, round_row, score_of
-from fedsim.runs.undefined import VALIDATIONS, undefined_validations
 from fedsim.runs.workspace import device_record
 from fedsim.settings.plugins import outside_versions
 from fedsim.tensors.arrays import record_to_arrays, state_to_record

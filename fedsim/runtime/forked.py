@@ -32,7 +32,7 @@ from fedsim.common.workers import ProcessWorker, ready, stop
 from fedsim.records.callbacks import RunCallback
 from fedsim.runs.plan import Plan
 from fedsim.runs.processes import reason_of_machine, reason_of_settings
-from fedsim.runtime.inline import InlineGrid
+from fedsim.runtime.local_grid import InlineGrid
 from fedsim.runtime.message_bytes import (
     TensorBytes,
     answer,

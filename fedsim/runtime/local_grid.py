@@ -1,13 +1,15 @@
-"""What every runtime of a simulation is: a Grid of Flower over clients of this machine, or of a cluster's workers."""
+"""What every runtime of a simulation is, a Grid of Flower over its clients, and the simplest: the inline runtime."""
 
 import itertools
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
+from fedsim.common.errors import CLIENT_APP_RAISED
 from fedsim.flower.identity import assume_identity, stamp
 from fedsim.records.callbacks import RunCallback
 
@@ -100,3 +102,23 @@ class LocalGrid(Grid):
 
     def close(self) -> None:
         """Release the resources of this runtime."""
+
+
+class InlineGrid(LocalGrid):
+    """The inline runtime: runs the client app in this process, where data, model and optimizer stay in memory."""
+
+    def __init__(self, app: ClientApp, nodes: int) -> None:
+        super().__init__(nodes)
+        self._app = app
+
+    def deliver(self, messages: list[Message]) -> Iterable[Message]:
+        """Run one client after the other, in the order of the messages."""
+        return map(self._answer, messages)
+
+    def _answer(self, message: Message) -> Message:
+        """The app's reply; an exception of an app that does not catch its own is an error reply, as in Flower."""
+        try:
+            return self._app(message, self.contexts[message.metadata.dst_node_id])
+        except Exception as error:
+            reason = f"{type(error)}:<'{error}'>"
+            return Message(Error(CLIENT_APP_RAISED, reason), reply_to=message)

@@ -7,15 +7,14 @@ from functools import partial
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from clients.base import DomainClient
-from clients.job import Job
+from clients.base import DomainClient, Job
 from clients.local_round import autocast_of
 from clients.local_steps import Trained
 from clients.stacked.side_by_side import SideBySide, reason_apart
 from fedsim.apps.client import guarded, job_of, trained
 from fedsim.runs.plan import Plan
 from fedsim.runs.workspace import pick_device, workspace
-from fedsim.runtime.inline import InlineGrid
+from fedsim.runtime.local_grid import InlineGrid
 from fedsim.tensors.records import Config, config_of, configs_of
 
 logger = logging.getLogger("fedsim")

@@ -9,7 +9,7 @@ from fedsim.apps.client import app
 from fedsim.runs.plan import Plan
 from fedsim.runs.processes import reason_against
 from fedsim.runtime.forked import ForkedGrid
-from fedsim.runtime.inline import InlineGrid
+from fedsim.runtime.local_grid import InlineGrid
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from fedsim.tensors.records import arrays_of, config_of, metrics_of
 

@@ -20,8 +20,8 @@ from fedsim.methods.assembly import assemble
 from fedsim.methods.listing import step_costs
 from fedsim.methods.variants import method_label
 from fedsim.records.record_files import read_record
-from fedsim.runs.notes import planned_work
 from fedsim.runs.plan import Plan, resolve
+from fedsim.runs.work import planned_work
 from fedsim.settings.experiment import Experiment, parse_experiment
 from fedsim.studies.plan import Cell, rounds_on_disk
 

@@ -14,7 +14,7 @@ from fedsim.studies.study import Study
 from fedsim.studies.view import SweepView
 
 if TYPE_CHECKING:
-    from fedsim.studies.waiting import Pool
+    from fedsim.studies.pool import Pool
 
 
 def carry_out(study: Study, budget: Budget, dry_run: bool = False) -> list[Cell]:
@@ -153,13 +153,9 @@ def pool_of(cells: list[Cell], reservations: list[Reservation], budget: Budget) 
     runtime = cells[0].experiment.run.runtime
     if runtime != "inline":
         raise UserError(f"run.runtime {runtime!r}: cells on a cluster run inline, each in one task")
-    if budget.ray:
-        from fedsim.studies.on_ray import RayPool
+    from fedsim.studies.on_cluster import RayPool, SlurmPool
 
-        return RayPool(cells, budget)
-    from fedsim.studies.on_slurm import SlurmPool
-
-    return SlurmPool(cells, budget)
+    return RayPool(cells, budget) if budget.ray else SlurmPool(cells, budget)
 
 
 def manner(budget: Budget, reservations: Sequence[Reservation]) -> str:

@@ -23,7 +23,7 @@ from fedsim.analysis.report import (
     settings_apart,
     write_report,
 )  # fmt: skip
-from fedsim.analysis.reproduce import command_line, override_text
+from fedsim.analysis.report_data import command_line, override_text
 from fedsim.analysis.statistics import interval
 from fedsim.commands.live import STALE_SECONDS, Server, cells_of, state_html
 from fedsim.commands.results import method_notes

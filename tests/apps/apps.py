@@ -9,7 +9,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 from torch import nn
 
-from fedsim.runtime.inline import InlineGrid
+from fedsim.runtime.local_grid import InlineGrid
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 Metrics = Callable[[int, int], Mapping[str, float]]

@@ -14,11 +14,11 @@ import fedsim
 from fedsim import UserError
 from fedsim.analysis.compare import compare
 from fedsim.analysis.report import settings_apart
-from fedsim.analysis.reproduce import command_line
+from fedsim.analysis.report_data import command_line
 from fedsim.methods.any_client import requirements
 from fedsim.records.differences import comparable_settings
 from fedsim.records.reading import read_runs
-from fedsim.runtime.inline import InlineGrid
+from fedsim.runtime.local_grid import InlineGrid
 from strategies.base import FedDG
 from strategies.fuse.krum import Krum
 from strategies.wire.own_apps import MEANINGS

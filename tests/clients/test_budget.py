@@ -18,8 +18,8 @@ from fedsim.common.errors import UserError
 from fedsim.data import ClientData
 from fedsim.data.augment import Normalization, Transforms
 from fedsim.methods.recipe import Recipe
-from fedsim.runs.notes import planned_of
 from fedsim.runs.plan import resolve
+from fedsim.runs.work import planned_of
 from fedsim.runs.workspace import Workspace
 from fedsim.settings import TrainSettings
 from fedsim.settings.experiment import Experiment

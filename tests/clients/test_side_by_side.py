@@ -23,8 +23,8 @@ from fedsim.models.tasks import CLASSIFIES
 from fedsim.parts.part import part_name
 from fedsim.runs.plan import Plan
 from fedsim.runs.serve import serve
-from fedsim.runtime.inline import InlineGrid
 from fedsim.runtime.launch import make_grid
+from fedsim.runtime.local_grid import InlineGrid
 from fedsim.runtime.together import TogetherGrid
 from fedsim.settings import TrainSettings
 from fedsim.tensors.arrays import record_to_arrays

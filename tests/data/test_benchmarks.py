@@ -92,7 +92,7 @@ def test_settings_and_folders_that_cannot_be_meant(tmp_path, tree, changes, mess
         benchmark(DataSettings(**data))
 
 
-@pytest.mark.parametrize("name", ["A/x", ".", "..", "average", "All"])
+@pytest.mark.parametrize("name", ["A/x", ".", "..", "average", "All", "no-target"])
 def test_a_name_that_cannot_be_a_folder_is_refused(tmp_path, name):
     """The folder of a run with this target would be another one; the table is refused where it is inspected, too."""
     file, rows = tmp_path / "mine.csv", "1.png,cat,{0}\n2.png,dog,{0}\n3.png,cat,B\n4.png,dog,B\n"

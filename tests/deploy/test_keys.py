@@ -10,8 +10,7 @@ from demo import register
 
 from fedsim.common.errors import UserError
 from fedsim.deploy import control as module
-from fedsim.deploy.apps import CHECK, RUN
-from fedsim.deploy.bundles import Pins, bundle_hash, own_bundles, sign, text
+from fedsim.deploy.bundles import CHECK, RUN, Pins, bundle_hash, own_bundles, sign, text
 from fedsim.deploy.certificates import write_site_key
 from fedsim.deploy.control import add_public_key, registered_nodes
 from fedsim.deploy.registry import Registry

@@ -12,8 +12,7 @@ from safetensors.torch import load_file
 from support import numbers, run_small, small_experiment
 
 from fedsim.commands.data import show_datasets
-from fedsim.commands.methods import show_findings, show_methods
-from fedsim.commands.new_method import EXAMPLES, start_method
+from fedsim.commands.methods import EXAMPLES, show_findings, show_methods, start_method
 from fedsim.common.console import console
 from fedsim.common.errors import UserError
 from fedsim.data import benchmark

@@ -115,6 +115,8 @@ def test_check_method_names_the_property_of_a_wrong_loss(name, body, failing, tm
     ("misspelt", LOSS.replace("def begin", "def beginn"), "SupCon defines no begin(round); did you mean 'beginn'?"),
     ("unruly", RULE.replace("def weigh", "def weight"),
      "Mine defines no weigh(updates, server); did you mean 'weight'?"),
+    ("forgetful", LOSS.replace("        return term\n", ""),
+     "SupCon.begin makes term() and does not use it; end begin with `return term`"),
     ("missing", LOSS.replace("import Recipe", "import Recipe, Facts"),
      "importing missing failed: ImportError: cannot import name 'Facts' from 'fedsim'"),
     ("argument", LOSS.replace("terms=", "term="),
@@ -123,7 +125,9 @@ def test_check_method_names_the_property_of_a_wrong_loss(name, body, failing, tm
 def test_a_mistake_in_the_file_is_found_before_the_run(name, text, reason, run):
     with pytest.raises(UserError, match=re.escape(reason)) as error:
         run(text.replace("BODY", "pass"), name)
-    assert name == "argument" or "missing.py:4, in <module>" in str(error.value) or "defines no" in reason
+    assert (
+        name == "argument" or "missing.py:4, in <module>" in str(error.value) or "SupCon" in reason or "Mine" in reason
+    )
     assert "start in the folder" not in str(error.value)
 
 

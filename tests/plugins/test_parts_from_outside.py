@@ -16,7 +16,7 @@ from fedsim.parts.part import named_part
 from fedsim.records import read_runs
 from fedsim.runs.notes import code_notes
 from fedsim.runs.plan import resolve
-from fedsim.runtime.inline import InlineGrid
+from fedsim.runtime.local_grid import InlineGrid
 from fedsim.settings.experiment import Experiment, read_experiment
 from fedsim.settings.plugins import Package, outside_versions, package_of
 from strategies.wire.handshake import Roster

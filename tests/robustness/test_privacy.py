@@ -13,7 +13,7 @@ from fedsim.common.errors import USER_ERROR, ClientFailedError, UserError
 from fedsim.flower.identity import assume_identity, with_content
 from fedsim.runs.local_privacy import own_privacy, perturbed
 from fedsim.runs.plan import resolve
-from fedsim.runtime.inline import InlineGrid
+from fedsim.runtime.local_grid import InlineGrid
 from fedsim.settings import TrainSettings
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
 from strategies.fuse.private_mean import PrivateMean

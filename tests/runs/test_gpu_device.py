@@ -7,7 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from clients.local_data import fetched, kept_near
 from clients.stacked.net import StackedNet
 from fedsim.models import Net
-from fedsim.models.small_cnns import DigitsCNN
+from fedsim.models.cnns import DigitsCNN
 from fedsim.models.tasks import CLASSIFIES
 from fedsim.runs.workspace import device_record, pick_device
 

@@ -70,6 +70,14 @@ def test_what_is_said_of_it(shipped):
     assert "no-target" not in card(model).split("## Results")[0].replace(str(folder), "").replace("no-target/seed0", "")
 
 
+def test_the_last_line_names_what_is_done_with_such_a_model(tmp_path):
+    words = ["run", "hospitals", "--target", NO_TARGET, "--set", "train.rounds=1", "--output", str(tmp_path)]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    folder = tmp_path / "hospitals" / "fedavg" / NO_TARGET / "seed0"
+    assert done.output.splitlines()[-1].startswith(f"next: fedsim export {folder}; fedsim evaluate {folder} --data")
+
+
 def test_the_commands_of_a_model(shipped, tmp_path):
     folder, _ = shipped
     evaluated = CliRunner().invoke(app, ["evaluate", str(folder)])

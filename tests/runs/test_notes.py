@@ -18,9 +18,10 @@ from fedsim.records import read_runs
 from fedsim.records.environment import earlier_environments
 from fedsim.runs import session
 from fedsim.runs.no_effect import no_effect_notes, share_notes
-from fedsim.runs.notes import budget_notes, data_notes, few_client_notes, weight_notes
+from fedsim.runs.notes import data_notes, few_client_notes, weight_notes
 from fedsim.runs.plan import resolve
 from fedsim.runs.traffic import traffic
+from fedsim.runs.work import budget_notes
 from fedsim.settings import DataSettings, ModelSettings
 from fedsim.settings.effect import Size, Trait
 from fedsim.settings.experiment import Experiment, read_experiment

@@ -12,6 +12,7 @@ from fedsim.common.errors import UserError
 from fedsim.methods.table import METHODS
 from fedsim.runs.checkpoint import FOLDER, write_arrays
 from fedsim.runs.origin import Origin, metadata_of, note_of, refuse_seen, round_of, seen_as
+from fedsim.settings.run import NO_TARGET
 
 ART = {"images": 10, "content": "aa", "nameless": "bb"}
 PHOTO = {"images": 12, "content": "cc", "nameless": "dd"}
@@ -35,6 +36,15 @@ def test_a_copy_is_guarded_like_the_original(name, trained, tmp_path):
     words = r"model.weights: .*else.safetensors is of a run that trained on 'rot0', which would be unseen here"
     with pytest.raises(UserError, match=words):
         run_small(tiny_experiment(tmp_path / "other", model=model, run={"target": "rot0"}))
+
+
+def test_weights_of_a_run_on_all_domains_are_for_such_runs_alone(tmp_path):
+    everyone = {"target": NO_TARGET}
+    shipped, _ = run_small(tiny_experiment(tmp_path / "all", run=everyone))
+    model = {"weights": str(shipped / "last.safetensors")}
+    run_small(tiny_experiment(tmp_path / "more", model=model, run=everyone))
+    with pytest.raises(UserError, match="of a run that trained on 'rot45', which would be unseen here"):
+        run_small(tiny_experiment(tmp_path / "other", model=model))
 
 
 def test_a_chain_of_runs_keeps_all_origins(trained, tmp_path):

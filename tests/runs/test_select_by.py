@@ -10,8 +10,8 @@ from sklearn.metrics import f1_score, roc_auc_score
 from support import run_small, tiny_experiment
 
 from fedsim.analysis import compare
-from fedsim.common.class_metrics import auroc, macro_f1, of_classes
 from fedsim.common.errors import UserError
+from fedsim.common.measures import auroc, macro_f1, of_classes
 from fedsim.common.tasks import less_is_better
 from fedsim.data.benchmarks import benchmark
 from fedsim.records import read_runs

@@ -14,7 +14,7 @@ from fedsim.records import read_runs
 from fedsim.records.differences import comparable_settings
 from fedsim.runs import session
 from fedsim.runs.checkpoint import link_file, unfinished, write_arrays
-from fedsim.runs.inference_bank import kept_entries, take_over_best
+from fedsim.runs.kept_tensors import kept_entries, take_over_best
 from fedsim.runs.origin import round_of
 from fedsim.runs.plan import complete, resolve
 from fedsim.settings.experiment import Experiment

@@ -10,8 +10,8 @@ from support import tiny_experiment
 from fedsim.flower.identity import assume_identity, stamp
 from fedsim.runs import workspace
 from fedsim.runs.workspace import close_workspaces
-from fedsim.runtime.inline import InlineGrid
 from fedsim.runtime.launch import launch
+from fedsim.runtime.local_grid import InlineGrid
 from strategies.wire.grids import PatientGrid
 from strategies.wire.matching import Sent
 

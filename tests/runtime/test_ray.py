@@ -25,7 +25,7 @@ from fedsim.runtime.ray_worker import addressee
 from fedsim.settings import RunSettings
 from fedsim.studies import Axes, Budget, run_sweep
 from fedsim.studies.cell_process import run_cell_elsewhere
-from fedsim.studies.on_ray import RayPool
+from fedsim.studies.on_cluster import RayPool
 from fedsim.studies.plan import plan_cells
 from fedsim.tensors.arrays import record_to_arrays, state_to_record
 

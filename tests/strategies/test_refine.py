@@ -13,12 +13,12 @@ from torch import nn
 
 from fedsim.common.errors import UserError
 from fedsim.methods.assembly import build_recipe
+from fedsim.models.cnns import DigitsCNN
 from fedsim.models.hidden import hidden_layers
 from fedsim.models.inserts.kept_scale import KeptScale
 from fedsim.models.inserts.projection_head import ProjectionHead
 from fedsim.models.inserts.prompt_sets import ROWS
 from fedsim.models.net import Net
-from fedsim.models.small_cnns import DigitsCNN
 from fedsim.runs.workspace import close_workspaces
 from fedsim.settings.experiment import Experiment
 from strategies.parts import ServerRound, Update

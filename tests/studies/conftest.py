@@ -5,8 +5,8 @@ import gc
 import pytest
 
 from fedsim.studies.cell_process import run_cell
+from fedsim.studies.pool import Waiting
 from fedsim.studies.view import SweepView
-from fedsim.studies.waiting import Waiting
 
 
 @pytest.fixture

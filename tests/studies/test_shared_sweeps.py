@@ -15,11 +15,11 @@ from support import numbers, tiny_experiment
 from fedsim.runs import claim as claims
 from fedsim.runs.claim import claim
 from fedsim.runs.plan import run_folder
-from fedsim.studies import waiting
+from fedsim.studies import pool
 from fedsim.studies.cell_process import run_cell
 from fedsim.studies.plan import Cell
+from fedsim.studies.pool import Waiting
 from fedsim.studies.view import SweepView
-from fedsim.studies.waiting import Waiting
 
 METHODS = "fedavg,fedprox,fedbn,feddg-ga,fedsam,fedadam"
 DRAWS = f"sweep digits --draws 10 --trials 2 --targets rot0,rot45,rot75 --methods {METHODS}"
@@ -83,7 +83,7 @@ def states(cells):
 
 
 def test_two_sweeps_divide_the_cells_and_both_end_when_all_are_finished(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(waiting, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(pool, "LOOK_SECONDS", 0.0)
     ours, theirs = tiny_cells(tmp_path), tiny_cells(tmp_path)
     one, other = Waiting(ours), Waiting(theirs)
     first = one.take()
@@ -116,7 +116,7 @@ def test_a_cell_that_another_process_claims_first_or_leaves_comes_back(tmp_path,
         assert states(cells) == ["elsewhere"]
         assert line.take() is None  # and the next look is a second away
         assert line.take() is None
-    monkeypatch.setattr(waiting.time, "monotonic", lambda: line._next_look)
+    monkeypatch.setattr(pool.time, "monotonic", lambda: line._next_look)
     assert line.take() is cells[0]
 
 

@@ -10,7 +10,7 @@ from support import numbers
 
 from fedsim.common.errors import UserError
 from fedsim.runtime.launch import launch
-from fedsim.studies import Axes, Budget, on_slurm, run_sweep
+from fedsim.studies import Axes, Budget, on_cluster, run_sweep
 from fedsim.studies.plan import plan_cells, rounds_on_disk
 
 submitit = pytest.importorskip("submitit")
@@ -38,7 +38,7 @@ def test_what_sbatch_is_told(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     cells = plan_cells("digits", AXES, [*SMALL, f"run.output={tmp_path}"], "")
     budget = Budget(cores=3, gpus=2, launcher="slurm time=90 partition=gpu mem=16G mail-type=END")
-    text = on_slurm.SlurmPool(cells, budget)._executor._executor._make_submission_file_text("python", "1")
+    text = on_cluster.SlurmPool(cells, budget)._executor._executor._make_submission_file_text("python", "1")
     told = {line.removeprefix("#SBATCH --") for line in text.splitlines()}
     assert {"time=90", "partition=gpu", "mem=16G", "mail-type=END", "cpus-per-task=3", "gpus-per-node=2"} <= told
     assert f"output={tmp_path}/digits/slurm-jobs/%j_0_log.out" in told
@@ -49,8 +49,8 @@ def test_what_sbatch_is_told(tmp_path, monkeypatch):
 ])  # fmt: skip
 def test_jobs_give_the_numbers_of_a_sweep_here(launcher, tmp_path, monkeypatch):
     """In jobs of this process, and in processes of submitit, of which one dies and is reported with its log."""
-    monkeypatch.setattr(on_slurm, "LAUNCHERS", ("local", "debug"))
-    monkeypatch.setattr(on_slurm, "POLL_SECONDS", 0.1)
+    monkeypatch.setattr(on_cluster, "LAUNCHERS", ("local", "debug"))
+    monkeypatch.setattr(on_cluster, "SLURM_SECONDS", 0.1)
     words, budget = [*SMALL, f"run.output={tmp_path / 'jobs'}"], Budget(launcher=launcher)
     if launcher.startswith("local"):
         probes = str(Path(__file__).parents[1] / "runtime")
@@ -73,7 +73,7 @@ def test_a_preempted_job_is_queued_again(tmp_path):
     words = [*SMALL, "train.rounds=40", f"run.output={tmp_path}"]
     (cell,) = plan_cells("digits", Axes(["fedbn"], ["rot0"], [0]), words, "")
     cell.folder.mkdir(parents=True)
-    job = on_slurm.SlurmPool([cell], Budget(launcher="local time=5")).submit(cell)
+    job = on_cluster.SlurmPool([cell], Budget(launcher="local time=5")).submit(cell)
     until(lambda: rounds_on_disk(cell) >= 2, 300)
     (process,) = descendants(int(job.job_id))
     os.kill(process, signal.SIGUSR2)

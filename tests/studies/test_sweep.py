@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from fedsim.commands.cli import app
 from fedsim.common.errors import UserError
-from fedsim.runs.notes import planned_work
 from fedsim.runs.plan import Plan, resolve
+from fedsim.runs.work import planned_work
 from fedsim.settings.experiment import read_experiment
 from fedsim.studies import Axes, budget
 from fedsim.studies.axes import check_axes, grid_points, split_values

@@ -21,7 +21,7 @@ from fedsim.records import Recorder
 from fedsim.runs.conflicts import refuse_other_settings
 from fedsim.runs.plan import complete, resolve
 from fedsim.runs.workspace import Workspace
-from fedsim.runtime.inline import InlineGrid
+from fedsim.runtime.local_grid import InlineGrid
 from fedsim.settings import DataSettings
 from fedsim.settings.experiment import Experiment, from_table, parse_experiment, parse_override
 from strategies.wire.handshake import Roster

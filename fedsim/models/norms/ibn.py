@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from fedsim.common.errors import UserError
+from fedsim.models.cnns import DigitsCNN
 from fedsim.models.net import Net
 from fedsim.models.norms.base import Norm
 from fedsim.models.norms.instance_norm import InstanceNorm2d
 from fedsim.models.norms.placement import batch_norm_paths, copied_from, replace, within
-from fedsim.models.small_cnns import DigitsCNN
 from fedsim.parts.facts import Fact
 
 

@@ -2,7 +2,7 @@
 
 from support import tiny_experiment
 
-from fedsim.runs import orders
+from fedsim.runs import work
 from fedsim.runs.plan import resolve
 
 
@@ -11,9 +11,9 @@ def test_what_all_clients_share_is_computed_once(tmp_path, monkeypatch):
     plan = resolve(tiny_experiment(tmp_path, data={"clients_per_domain": 4}))
     assert len(plan.clients) == 12
     calls = []
-    amount = orders.fedavg_amount
-    monkeypatch.setattr(orders, "fedavg_amount", lambda *words: calls.append(words) or amount(*words))
-    ordered = orders.orders(plan, dict.fromkeys(plan.clients, 10) | {plan.clients[3]: 20})
+    amount = work.fedavg_amount
+    monkeypatch.setattr(work, "fedavg_amount", lambda *words: calls.append(words) or amount(*words))
+    ordered = work.orders(plan, dict.fromkeys(plan.clients, 10) | {plan.clients[3]: 20})
     assert [examples for examples, _ in calls] == [20]
     # one step of 8 images is planned for each, and FedAvg's would be one of 8 on the largest client, too
     assert set(ordered) == set(plan.clients)
