@@ -66,7 +66,9 @@ def with_worst_source(runs: Runs) -> Runs:
         reason = "pooled data" if is_pooled else _reason_of_joined(runs, run)
         if reason:
             clients = None
-            notes[run] = {**notes.get(run, {}), "joined": reason}
+            texts = dict(notes.get(run, {}))
+            texts["joined"] = reason
+            notes[run] = texts
         column = validation_of_clients(runs.experiments[run], metric)
         number, value = _selected(rounds_of.get(run), clients, column, metric)
         numbers.append(number)
@@ -81,9 +83,13 @@ def _reason_of_joined(runs: Runs, run: str) -> str:
     data = experiment.data
     if data.mix:
         return f"data.mix = {data.mix:g}"
-    domains = set(run_environment(runs, run).get("domains", ()))
-    sources = domains - {experiment.run.target, experiment.run.validation_domain}
-    if isinstance(data.clients, int) and 0 < data.clients < len(sources):
+    if not data.clients or isinstance(data.clients, dict):
+        return ""
+    recorded = run_environment(runs, run)
+    sources = set(recorded.get("domains", ()))
+    sources.discard(experiment.run.target)
+    sources.discard(experiment.run.validation_domain)
+    if data.clients < len(sources):
         return f"data.clients = {data.clients}"
     return ""
 
