@@ -36,6 +36,7 @@ ROUND_TEXTS = {
     "unmade": "No client's reply was accepted in rounds of {runs}: they left the model as it was, and are not "
     "selected.",
     "thin": "The selected round was validated by fewer clients than other rounds in {runs}.",
+    "joined": "The worst source domain is unknown, because clients validate on several together, in {runs}.",
 }
 GROUP_TEXTS = {
     POOLED: "not federated: one client holds all data, and sends nothing",

@@ -10,7 +10,7 @@ import pandas as pd
 
 from fedsim.common.errors import UserError
 from fedsim.common.tasks import CLASSIFICATION, task_of
-from fedsim.records.reading import Runs
+from fedsim.records.reading import Runs, run_environment
 from fedsim.records.selection import WORST_SOURCE, select, upwards
 from fedsim.settings.experiment import Experiment
 
@@ -47,8 +47,8 @@ def validation_of_clients(experiment: Experiment, metric: str = CLASSIFICATION.m
 def with_worst_source(runs: Runs) -> Runs:
     """The runs with the columns `worst_round` and `worst_target_METRIC` in their summary.
 
-    A run without a round whose worst source is known gets NaN there. Raises UserError where rounds and clients were not
-    read.
+    A run without a round whose worst source is known gets NaN there. So does one whose clients validate on several
+    domains together, and its `notes` say why. Raises UserError where rounds and clients were not read.
     """
     summary = runs.summary
     if summary.empty:
@@ -60,13 +60,38 @@ def with_worst_source(runs: Runs) -> Runs:
     clients_of = dict(iter(runs.clients.groupby("run")))
     numbers = []
     values = []
-    for run in summary["run"]:
+    notes = dict(runs.notes)
+    for run, is_pooled in zip(summary["run"], summary["pooled"]):
+        clients = clients_of.get(run)
+        reason = "pooled data" if is_pooled else _reason_of_joined(runs, run)
+        if reason:
+            clients = None
+            texts = dict(notes.get(run, {}))
+            texts["joined"] = reason
+            notes[run] = texts
         column = validation_of_clients(runs.experiments[run], metric)
-        number, value = _selected(rounds_of.get(run), clients_of.get(run), column, metric)
+        number, value = _selected(rounds_of.get(run), clients, column, metric)
         numbers.append(number)
         values.append(value)
     columns = {f"{WORST_SOURCE}_round": numbers, f"{WORST_SOURCE}_target_{metric}": values}
-    return replace(runs, summary=summary.assign(**columns))
+    return replace(runs, summary=summary.assign(**columns), notes=notes)
+
+
+def _reason_of_joined(runs: Runs, run: str) -> str:
+    """The setting by which clients of a run have examples of several domains; empty where each has one domain."""
+    experiment = runs.experiments[run]
+    data = experiment.data
+    if data.mix:
+        return f"data.mix = {data.mix:g}"
+    if not data.clients or isinstance(data.clients, dict):
+        return ""
+    recorded = run_environment(runs, run)
+    sources = set(recorded.get("domains", ()))
+    sources.discard(experiment.run.target)
+    sources.discard(experiment.run.validation_domain)
+    if data.clients < len(sources):
+        return f"data.clients = {data.clients}"
+    return ""
 
 
 def _selected(

@@ -11,11 +11,13 @@ from fedsim.data import BENCHMARKS, Benchmark
 from fedsim.data.reader import reader_class
 from fedsim.methods.part_settings import make, method_facts
 from fedsim.methods.recipe import Recipe
+from fedsim.models.infer.base import EvalMode, Infer
 from fedsim.models.net import Net
 from fedsim.models.norms.placement import batch_norm_paths
 from fedsim.parts.part import part_name
 from fedsim.settings.effect import Facts, Only, Size, Trait, in_words, unmet
 from fedsim.settings.experiment import SECTIONS, Experiment
+from fedsim.settings.run import NO_TARGET
 from strategies.parts import Share
 from strategies.share.everything import Everything
 
@@ -29,6 +31,7 @@ def data_facts(experiment: Experiment, bench: Benchmark) -> Facts:
         Trait.COLOURS: bench.channels == 3,
         Trait.FOLDERS: reader_class(bench).takes_lists,
         Trait.OUTSIDE: experiment.data.dataset not in BENCHMARKS,
+        Trait.UNSEEN: experiment.run.target != NO_TARGET,
         Trait.BOTTLENECK: experiment.model.bottleneck > 0,
         Trait.NO_BOTTLENECK: experiment.model.bottleneck == 0,
     }
@@ -79,6 +82,14 @@ def share_notes(net: Net, share: Share) -> list[str]:
         return []
     return [f"method.share has no effect here: {part_name(share)} finds nothing to keep back in this network, "
             "which is shared whole, as in FedAvg"]  # fmt: skip
+
+
+def infer_notes(experiment: Experiment, infer: Infer) -> list[str]:
+    """Returns a line where no domain is unseen and sources validate by eval mode, not by the inference rule."""
+    if experiment.run.target != NO_TARGET or infer.on_sources or isinstance(infer, EvalMode):
+        return []
+    return [f"method.infer has no effect on the numbers of this run: {part_name(infer)} predicts on an unseen domain, "
+            "and the sources validate by eval_mode; fedsim evaluate uses it"]  # fmt: skip
 
 
 def refuse_no_effect(experiment: Experiment, bench: Benchmark) -> None:

@@ -26,7 +26,7 @@ from fedsim.runs.claim import claim
 from fedsim.runs.doubt import fit_doubt
 from fedsim.runs.leftovers import nothing_left, remove_empty
 from fedsim.runs.local_models import LocalModels, keep_alphas
-from fedsim.runs.no_effect import data_facts, no_effect_notes, run_facts, share_notes
+from fedsim.runs.no_effect import data_facts, infer_notes, no_effect_notes, run_facts, share_notes
 from fedsim.runs.notes import code_notes, comparison_notes, data_notes, undefined_on_target, version_notes, weight_notes
 from fedsim.runs.plan import Plan
 from fedsim.runs.session import Session
@@ -306,6 +306,7 @@ def notes_before_rounds(space: Workspace, session: Session, roster: Roster, test
     facts |= data_facts(experiment, plan.data)
     notes += no_effect_notes(experiment, plan.recipe, plan.row, facts)
     notes += share_notes(space.net, plan.recipe.share)
+    notes += infer_notes(experiment, plan.recipe.infer)
     notes += empty_columns(plan.data, sites.values())
     notes += budget_notes(plan, examples)
     notes += comparison_notes(plan)

@@ -112,7 +112,7 @@ class DataSettings(Settings):
     split_seed: int = Field(
         -1, ge=-1, description="seed of subsets, splits and partitions; -1: run.seed, so each seed has other splits"
     )
-    test_split: Literal["all", "in", "list"] = Field(
+    test_split: Annotated[Literal["all", "in", "list"], Only(Trait.UNSEEN)] = Field(
         "all",
         description="tested target images: all, DomainBed's 'in' part, or those of DOMAIN_test*.txt in data.lists",
     )
@@ -121,7 +121,7 @@ class DataSettings(Settings):
         description="share of a source client's training images that neither trains nor selects, and is tested after "
         "each round (source_test_accuracy in clients.csv); list: the images of DOMAIN_test*.txt in data.lists; 0: none",
     )
-    adapt_share: float = Field(
+    adapt_share: Annotated[float, Only(Trait.UNSEEN)] = Field(
         0.0,
         ge=0,
         lt=1,

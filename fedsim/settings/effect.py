@@ -23,6 +23,7 @@ class Trait(Enum):
     COLOURS = "images of three channels"
     FOLDERS = "images in folders of domains"
     OUTSIDE = "a data set of another package"
+    UNSEEN = "an unseen domain (run.target)"
     STEM = "a backbone with batch norm before its first stage"
     BOTTLENECK = "model.bottleneck above 0"
     NO_BOTTLENECK = "model.bottleneck = 0"

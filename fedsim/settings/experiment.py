@@ -200,6 +200,8 @@ def read_experiment(config: str, overrides: Sequence[str] = (), preset: str = ""
         raise UserError(f"{path}: not valid TOML: {error}{_toml_hint(path, error)}") from None
     if "blocks" in table:
         raise UserError(f"{path} is a table of a paper, which has many runs: fedsim sweep {config}")
+    if not table:
+        raise UserError(f"{path}: no setting is in it, and without one the run would be on the data set digits")
     table.setdefault("name", path.stem)
     return _resolve(table, overrides, preset, str(path))
 

@@ -26,6 +26,7 @@ from fedsim.data.benchmarks import AVERAGE
 from fedsim.records.selection import DEFAULT_RULE, rule_title
 from fedsim.runs.plan import results_folder
 from fedsim.settings.experiment import Experiment, read_experiment
+from fedsim.settings.run import NO_TARGET
 from fedsim.studies.axes import Axes
 from fedsim.studies.budget import Budget
 from fedsim.studies.grid import Grid, selected_on_target
@@ -105,6 +106,9 @@ def run_contribution(
     Raises UserError for wrong input, and where a run has one source alone.
     """
     base, shared = read_experiment(config, overrides, preset), readers()
+    if NO_TARGET in (base.run.target, *axes.targets):
+        raise UserError(f"contributions are measured on an unseen domain, and with run.target = {NO_TARGET!r} there is "
+                        "none; name a domain")  # fmt: skip
     domains, selecting = benchmark(base.data).domains, base.run.validation_domain
     if len(domains) - bool(selecting) < FEWEST:
         raise UserError(f"without one source there is none left: {base.name} has the domains {', '.join(domains)}, of "

@@ -9,6 +9,7 @@ from fedsim.common.console import console, say
 from fedsim.common.tables import LABEL, Column, Row, Table
 from fedsim.common.tasks import Task
 from fedsim.records.selection import DEFAULT_RULE
+from fedsim.settings.run import NO_TARGET
 from fedsim.studies.axes import Axes
 from fedsim.studies.budget import Budget
 from fedsim.studies.loop import carry_out
@@ -29,14 +30,19 @@ class Grid(Study):
         return cells
 
     def report(self) -> None:
-        """Print a small table for each folder of results, and the commands that show more of them."""
+        """Print a small table for each folder of results, and the commands that show more of them.
+
+        Runs on all domains, of which none is unseen, are in no table.
+        """
         folders: dict[Path, list[Cell]] = {}
         for cell in self._all:
             if cell.state == "finished":
                 folders.setdefault(cell.folder.parents[2], []).append(cell)
         for folder, cells in folders.items():
-            table = small_table(folder.name, task_of(cells[0]), cells)
-            table.show(console)
+            unseen = [cell for cell in cells if cell.experiment.run.target != NO_TARGET]
+            if unseen:
+                table = small_table(folder.name, task_of(unseen[0]), unseen)
+                table.show(console)
             baseline = " --baseline fedavg" if (folder / "fedavg").is_dir() else ""
             say(f"next: fedsim compare {folder}{baseline}; fedsim report {folder}")
 

@@ -17,6 +17,7 @@ from fedsim.common.files import atomic_write
 from fedsim.common.tasks import TASKS, Task
 from fedsim.data.benchmarks import task_of_data
 from fedsim.records.selection import DEFAULT_RULE
+from fedsim.settings.run import NO_TARGET
 from fedsim.studies.estimate import duration, measured_rates, observed_rates, time_left
 from fedsim.studies.plan import ENDED, Cell
 
@@ -31,32 +32,41 @@ def task_of(cell: Cell) -> Task:
     return TASKS[task_of_data(cell.experiment.data)]
 
 
-def recorded_target(folder: Path, rule: str) -> float | None:
-    """Return what a run recorded on the target in the round of a selection rule; None without a value."""
+def recorded(folder: Path, rule: str, quantity: str) -> float | None:
+    """Return what a run recorded in the round of a selection rule; None without a value.
+
+    quantity: "target" on the unseen domain, "mean_validation" on the validation examples of the sources
+    """
     file = folder / "summary.csv"
     if not file.is_file():
         return None
     lines = file.read_text(encoding="utf-8").splitlines()
     for row in csv.DictReader(lines):
         for name, value in row.items():
-            if name.startswith(f"{rule}_target_") and value:
+            if name.startswith(f"{rule}_{quantity}_") and value:
                 return float(value)
     return None
 
 
 def _result(cell: Cell) -> str:
-    """Return the selected result of a finished cell, which a table shows, and the one of its last round, in words."""
+    """Return the selected result of a finished cell, which a table shows, and the one of its last round, in words.
+
+    They are of the unseen domain, or of the validation where no domain is unseen.
+    """
     task = task_of(cell)
-    last = recorded_target(cell.folder, "last")
+    quantity, place = "target", ""
+    if cell.experiment.run.target == NO_TARGET:
+        quantity, place = "mean_validation", " in validation"
+    last = recorded(cell.folder, "last", quantity)
     if last is None:
         last = cell.target_accuracy
     if last is None:
         return ""
     of_last = f" {task.text(last)} at the last round"
-    selected = recorded_target(cell.folder, DEFAULT_RULE)
+    selected = recorded(cell.folder, DEFAULT_RULE, quantity)
     if selected is None:
         return of_last
-    return f" {task.text(selected)} at the selected round,{of_last}"
+    return f" {task.text(selected)}{place} at the selected round,{of_last}"
 
 
 class SweepView:

@@ -88,3 +88,26 @@ def test_what_the_rule_cannot_do_is_refused(folder, arguments, message):
 def test_records_that_were_not_read_are_missed(folder):
     with pytest.raises(UserError, match=r"needs rounds\.csv and clients\.csv"):
         compare(read_runs(folder, only=["summary"]), "worst")
+
+
+@pytest.mark.parametrize(
+    ("method", "data", "reason"),
+    [
+        ("deepall", {}, "pooled data"),
+        ("fedavg", {"mix": 0.5}, "data.mix = 0.5"),
+        ("fedavg", {"clients": 2}, "data.clients = 2"),
+    ],
+)
+def test_where_a_client_validates_on_several_domains_together_no_source_is_the_worst(tmp_path, method, data, reason):
+    """Its one number is a mean over domains. Runs with one domain for each client keep their worst source."""
+    run_small(small_experiment(tmp_path, method, data=data))
+    comparison = compare(read_runs(tmp_path / "small"), "worst")
+    assert comparison.cells["mean"].isna().all()
+    (note,) = [text for text in comparison.notes if "worst source" in text]
+    assert note.startswith("The worst source domain is unknown, because clients validate on several together, in ")
+    assert note.endswith(f"({reason}).")
+
+
+def test_as_many_clients_as_domains_have_a_worst_source(tmp_path):
+    run_small(small_experiment(tmp_path, data={"clients": 3}))
+    assert compare(read_runs(tmp_path / "small"), "worst").cells["mean"].notna().all()

@@ -90,6 +90,28 @@ def test_the_commands_of_a_model(shipped, tmp_path):
     assert "images of rot0" in exported.output.replace("\n", " ")
 
 
+def test_a_sweep_shows_its_validation_and_the_means_of_unseen_domains_without_it(tmp_path):
+    words = ["sweep", "hospitals", "--methods", "fedavg", "--targets", "no-target,hungary", "--output", str(tmp_path)]
+    swept = CliRunner().invoke(app, [*words, "--set", "train.rounds=1", "--jobs", "1"])
+    assert swept.exit_code == 0, swept.output
+    assert "undefined" not in swept.output
+    (line,) = [line for line in swept.output.splitlines() if "no-target" in line and "finished" in line]
+    row = pd.read_csv(tmp_path / "hospitals" / "fedavg" / "no-target" / "seed0" / "summary.csv").iloc[0]
+    percent = f"{100 * row['best_validation_mean_validation_accuracy']:.1f} %"
+    assert line.endswith(f"{percent} in validation at the selected round, {percent} at the last round")
+    (row,) = [line for line in swept.output.splitlines() if line.startswith("│ fedavg")]
+    assert row.split("│")[2].strip() == "1"
+
+
+def test_a_study_of_sources_needs_an_unseen_domain(tmp_path):
+    words = ["study", "contribution", "hospitals", "--methods", "fedavg", "--targets", "hungary,no-target"]
+    refused = CliRunner().invoke(app, [*words, "--output", str(tmp_path)])
+    assert isinstance(refused.exception, UserError)
+    assert str(refused.exception) == (
+        "contributions are measured on an unseen domain, and with run.target = 'no-target' there is none; name a domain"
+    )
+
+
 def test_comparisons_leave_it_out_with_a_note(shipped):
     folder, _ = shipped
     run_small(small_experiment(folder.parents[3]))
@@ -146,3 +168,15 @@ def test_by_python_and_a_table_of_hospitals(tmp_path):
     result = fedsim.run("fedavg", "hospitals", target=NO_TARGET, rounds=2, output=str(tmp_path), progress=False)
     clients = result.clients["client"].dropna().unique()
     assert sorted(clients) == ["cleveland", "hungary", "switzerland", "va_long_beach"]
+
+
+def test_settings_of_an_unseen_domain_are_said_to_have_no_effect(tmp_path, caplog):
+    data = {"test_split": "in", "adapt_share": 0.3}
+    method = {"name": "fedavg", "infer": "t3a"}
+    run_small(small_experiment(tmp_path, method, data=data, train={"rounds": 1}, run={"target": NO_TARGET}))
+    for name in data:
+        assert f"data.{name} has no effect here, only with an unseen domain (run.target)" in caplog.text
+    assert "method.infer has no effect on the numbers of this run: t3a predicts on an unseen domain" in caplog.text
+    caplog.clear()
+    run_small(small_experiment(tmp_path, method, data=data, train={"rounds": 1}))
+    assert "no effect" not in caplog.text

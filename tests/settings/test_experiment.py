@@ -129,3 +129,13 @@ def test_a_slot_of_a_former_version_has_its_name_of_today():
     assert experiment.method == {"name": "fedavg", "step": "episodic_step"}
     with pytest.raises(UserError, match="the slot `step` is given twice, because `client` is its former name"):
         from_table({"method": {"name": "fedavg", "client": "episodic_step", "step": "supervised_step"}})
+
+
+@pytest.mark.parametrize("text", ["", "# dataset = 'folder'\n"])
+def test_a_file_without_a_setting_is_no_experiment_on_digits(tmp_path, text):
+    """`fedsim datasets TABLE > mine.toml` leaves an empty file where the table is refused."""
+    file = tmp_path / "mine.toml"
+    file.write_text(text)
+    with pytest.raises(UserError) as refused:
+        read_experiment(str(file), ["train.rounds=1"])
+    assert str(refused.value) == f"{file}: no setting is in it, and without one the run would be on the data set digits"
