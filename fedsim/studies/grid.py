@@ -32,7 +32,7 @@ class Grid(Study):
     def report(self) -> None:
         """Print a small table for each folder of results, and the commands that show more of them.
 
-        Runs on all domains, of which none is unseen, are in no table.
+        Runs on all domains, of which none is unseen, are in no table, and no comparison takes them.
         """
         folders: dict[Path, list[Cell]] = {}
         for cell in self._all:
@@ -40,9 +40,11 @@ class Grid(Study):
                 folders.setdefault(cell.folder.parents[2], []).append(cell)
         for folder, cells in folders.items():
             unseen = [cell for cell in cells if cell.experiment.run.target != NO_TARGET]
-            if unseen:
-                table = small_table(folder.name, task_of(unseen[0]), unseen)
-                table.show(console)
+            if not unseen:
+                say(f"next: fedsim plot {folder}; fedsim export {cells[0].folder}")
+                continue
+            table = small_table(folder.name, task_of(unseen[0]), unseen)
+            table.show(console)
             baseline = " --baseline fedavg" if (folder / "fedavg").is_dir() else ""
             say(f"next: fedsim compare {folder}{baseline}; fedsim report {folder}")
 

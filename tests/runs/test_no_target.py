@@ -101,6 +101,9 @@ def test_a_sweep_shows_its_validation_and_the_means_of_unseen_domains_without_it
     assert line.endswith(f"{percent} in validation at the selected round, {percent} at the last round")
     (row,) = [line for line in swept.output.splitlines() if line.startswith("│ fedavg")]
     assert row.split("│")[2].strip() == "1"
+    again = CliRunner().invoke(app, [*words[:5], "no-target", *words[6:], "--set", "train.rounds=1", "--jobs", "1"])
+    model = tmp_path / "hospitals" / "fedavg" / "no-target" / "seed0"
+    assert again.output.splitlines()[-1] == f"next: fedsim plot {model.parents[2]}; fedsim export {model}"
 
 
 def test_a_study_of_sources_needs_an_unseen_domain(tmp_path):
