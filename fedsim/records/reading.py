@@ -283,9 +283,12 @@ def with_unseen(runs: Runs) -> Runs:
     if not others:
         return runs
     if not chosen:
-        raise UserError(f"{runs.source}: {count} finished run{'s' if count > 1 else ''}, and none leaves a domain out "
-                        f"(target {NO_TARGET}), so that no accuracy on an unseen domain can be compared; to compare "
-                        "methods, run them with a domain as the target: fedsim sweep CONFIG --targets all")  # fmt: skip
+        plural = "s" if count > 1 else ""
+        raise UserError(
+            f"{runs.source}: {count} finished run{plural}, and none leaves a domain out (target {NO_TARGET}), so that "
+            "no accuracy on an unseen domain can be compared; give them one: fedsim sweep CONFIG --targets all, or "
+            "target=DATASET in the start of a Flower app"
+        )
     part = part_of(runs, chosen)
     text = f"those that leave a domain out, which {others} of {count} do not (target {NO_TARGET})"
     part.only = "; ".join(filter(None, [runs.only, text]))

@@ -256,10 +256,13 @@ def test_another_train_config_is_another_run(tmp_path):
 def test_records_of_own_clients_have_no_settings_of_a_client_and_no_zeros(tmp_path, monkeypatch):
     """The run of fedsim's client has lr 0.05, which nothing compares with the lr of an app: nobody knows that one."""
 
+    unseen = TensorDataset(torch.ones(4, 2), torch.tensor([0, 1, 2, 2]))
+
     def start(method, lr, output):
         strategy = fedsim.strategy(method, zeros(), output=str(output))
         app = shift_app(names=lambda number: "abc"[number])
-        strategy.start(grid_of(app), num_rounds=1, train_config=ConfigRecord({"lr": lr}))
+        config = ConfigRecord({"lr": lr})
+        strategy.start(grid_of(app), num_rounds=1, train_config=config, target=unseen)
 
     def load(context):
         data = TensorDataset(torch.rand(8, 2), torch.tensor([0, 1, 2, 0] * 2))
@@ -269,7 +272,8 @@ def test_records_of_own_clients_have_no_settings_of_a_client_and_no_zeros(tmp_pa
     start("fedomg", 0.1, tmp_path / "one")
     app = fedsim.client_app("fedprox", model=nn.Sequential(nn.Linear(2, 3)), data=load, lr=0.05)
     net = nn.Sequential(nn.Linear(2, 3))
-    fedsim.strategy("fedprox", net, client="fedsim", output=str(tmp_path / "one")).start(grid_of(app), num_rounds=1)
+    strategy = fedsim.strategy("fedprox", net, client="fedsim", output=str(tmp_path / "one"))
+    strategy.start(grid_of(app), num_rounds=1, target=unseen)
     runs = read_runs(tmp_path / "one")
     comparison = compare(runs)
     assert any("app's own code" in note and note.startswith("app/fedomg/") for note in comparison.notes)
@@ -284,7 +288,7 @@ def test_records_of_own_clients_have_no_settings_of_a_client_and_no_zeros(tmp_pa
     assert ours["train.lr"] == 0.05
     assert own["app.train_config.lr"] == 0.1
     assert not any(key in own for key in ("train.batch_size", "model.backbone", "data.image_size", "run.runtime"))
-    assert command_line(runs.experiments["app/fedomg/no-target/seed0"], tmp_path).startswith("# start the Flower app")
+    assert command_line(runs.experiments["app/fedomg/unseen/seed0"], tmp_path).startswith("# start the Flower app")
     apart, shared = settings_apart(runs)
     assert not any("lr" in key for key in [*apart, *shared] if not key.startswith("app."))
 
@@ -292,7 +296,8 @@ def test_records_of_own_clients_have_no_settings_of_a_client_and_no_zeros(tmp_pa
 def test_other_configs_of_an_app_are_not_compared(tmp_path):
     def start(method, **config):
         strategy = fedsim.strategy(method, zeros(), output=str(tmp_path))
-        strategy.start(grid_of(shift_app()), num_rounds=1, train_config=ConfigRecord(config))
+        unseen = TensorDataset(torch.ones(4, 2), torch.tensor([0, 1, 2, 2]))
+        strategy.start(grid_of(shift_app()), num_rounds=1, train_config=ConfigRecord(config), target=unseen)
 
     start("fedomg", lr=0.1)
     start("fedavg")
