@@ -24,6 +24,7 @@ from fedsim.data.findings import sent_findings
 from fedsim.data.fingerprint import Fingerprints, fingerprint
 from fedsim.data.scaling import Moments, Scale, moments_of, scale_rule, scales_targets, summed_features
 from fedsim.models import weight_statistics
+from fedsim.models.blind_taps import widen_convolutions
 from fedsim.models.net import Net
 from fedsim.models.tasks import rules_of
 from fedsim.runs.attacked_data import attacked, shifted_share
@@ -156,6 +157,8 @@ class Workspace:
     def _made_net(self) -> Net:
         """The initial network on the device, on a GPU in the layout in which convolutions are fast."""
         net = self.plan.build_net().to(self.device)
+        if self.plan.experiment.train.precision == "bf16" and self.device.type == "cpu":
+            widen_convolutions(net)
         return net.to(memory_format=torch.channels_last) if self.device.type == "cuda" else net
 
     def _made_scaler(self) -> Scaler | None:

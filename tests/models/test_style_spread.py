@@ -55,6 +55,24 @@ def test_gradients_flow_through_the_statistics(monkeypatch):
 
 
 @pytest.mark.parametrize("layer", [RedrawnStyles(1.0, 1e-6), WidenedStyles(1.0, 1e-6, 2)])
+def test_maps_of_half_precision_have_statistics_of_single_precision(layer):
+    """A map is 1 in all pixels but one, where the next number of bfloat16 is: its deviation is 1/1024."""
+    maps = torch.ones(3, 2, 8, 8, dtype=torch.bfloat16)
+    maps[..., 0, 0] += 2**-7
+    changed, gradients = [], []
+    for x in (maps, maps.float()):
+        x.requires_grad_()
+        torch.manual_seed(0)
+        out = layer.train()(x)
+        assert out.dtype == x.dtype
+        (out * torch.linspace(0, 1, 64).reshape(8, 8).to(x.dtype)).sum().backward()
+        changed.append(out.detach().float())
+        gradients.append(x.grad.float())
+    torch.testing.assert_close(*changed, atol=2**-8, rtol=0)
+    torch.testing.assert_close(*gradients, atol=0.02 * float(gradients[1].abs().max()), rtol=0)
+
+
+@pytest.mark.parametrize("layer", [RedrawnStyles(1.0, 1e-6), WidenedStyles(1.0, 1e-6, 2)])
 def test_where_a_layer_is_the_identity(layer):
     x = torch.rand(3, 2, 4, 4)
     before = copy.deepcopy(layer.state_dict())

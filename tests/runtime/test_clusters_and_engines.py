@@ -155,9 +155,9 @@ def newcomer(tmp_path):
 
 
 @pytest.mark.flower
-def test_the_start_pages_flwr_run_gives_somebody_who_never_used_flower_the_inline_numbers(newcomer, tmp_path):
+def test_the_flwr_run_of_the_page_of_runtimes_gives_a_newcomer_the_inline_numbers(newcomer, tmp_path):
     app, variables = newcomer
-    (line,) = re.findall(r"^flwr run .*$", (ROOT / "docs" / "start.md").read_text(), flags=re.M)
+    (line,) = re.findall(r"^flwr run .*$", (ROOT / "docs" / "runtimes.md").read_text(), flags=re.M)
     done = subprocess.run(shlex.split(line), cwd=app, env=variables, capture_output=True, text=True, timeout=900)
     records = app / "outputs" / "digits" / "fedavg" / "rot75" / "seed0"
     assert (records / "summary.csv").is_file(), done.stdout[-3000:] + done.stderr[-3000:]

@@ -55,8 +55,10 @@ class RedrawnStyles(nn.Module):
         """[B, C, H, W] to the same shape. Draws come from torch's generator, which is seeded per client and round."""
         if not self.training or float(torch.rand(())) >= self.p or len(x) < 2 or x.shape[2] * x.shape[3] < 2:
             return x
-        noise = torch.randn(2, *x.shape[:2]).to(x.device, x.dtype, non_blocking=True)
-        return redrawn(x, noise, self.spreads(x), self.eps)
+        # In bfloat16 the rounding of the mean of a nearly constant map is divided by its tiny deviation.
+        full = x if x.dtype == torch.float64 else x.float()
+        noise = torch.randn(2, *x.shape[:2]).to(full.device, full.dtype, non_blocking=True)
+        return redrawn(full, noise, self.spreads(full), self.eps).to(x.dtype)
 
     def spreads(self, x: Tensor) -> Sequence[Tensor]:
         """(S_mu, S_sigma): sqrt(variance over the batch + eps) of the means and of the deviations, [C] each."""
