@@ -17,7 +17,7 @@ ROOMS, PAIRS, FLOORS = 22, 125, 13  # whoever needs more says here what for: app
 MOST_NODES, MOST_OF_PARTS = 10.0, 12.5  # in a line of code of the machinery, and where formulas live
 MACHINERY = "strategies/wire"  # a folder without formulas among those of parts
 MOST_VAGUE = 15  # local variables with one of the names in VAGUE
-IMPORTED_ONCE = 54  # a verb, a study, a model family or a runtime has a file of its own
+IMPORTED_ONCE = 55  # a verb, a study, a model family or a runtime has a file of its own
 MOST = 30
 ITEM = re.compile(r"[-*] |[\w`*./(][\w`*.,/() -]{0,60}: ")  # an item of a list, or a field and its meaning
 END = re.compile(r"(?<=[.!?;:])\)?\s+(?=[\w`(\"'])")
