@@ -12,8 +12,9 @@ from fedsim.runs.plan import resolve
 from fedsim.runs.workspace import close_workspaces, workspace
 
 CASES = [  # kernel, stride, padding, dilation, height, width
-    (3, 2, 1, 1, 2, 2), (3, 2, 1, 1, 1, 1), (3, 1, 1, 1, 1, 5), (5, 1, 2, 1, 1, 1), (5, 1, 2, 1, 2, 1),
-    (7, 2, 3, 1, 1, 1), (7, 2, 3, 1, 3, 4), (3, 1, 2, 2, 1, 2), (3, 3, 1, 1, 1, 1), ((3, 1), (2, 1), (1, 0), 1, 1, 4),
+    (3, 2, 1, 1, 2, 2), (3, 2, 1, 1, 1, 1), (3, 1, 1, 1, 1, 5), (3, 1, 1, 1, 5, 1), (5, 1, 2, 1, 1, 1),
+    (5, 1, 2, 1, 2, 1), (7, 2, 3, 1, 1, 1), (7, 2, 3, 1, 3, 4), (3, 1, 2, 2, 1, 2),
+    (3, 3, 1, 1, 1, 1), ((3, 1), (2, 1), (1, 0), 1, 1, 4),
 ]  # fmt: skip
 
 
@@ -37,6 +38,18 @@ def test_a_widened_convolution_is_the_same_function(case):
     x = torch.rand(2, 2, height, width, dtype=torch.float64)
     for found, expected in zip(gradients(wide, x), gradients(conv, x), strict=True):
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_tap_of_the_widened_maps_is_blind(case, monkeypatch):
+    kernel, stride, padding, dilation, height, width = case
+    conv, shapes = WidenedConv2d(1, 1, kernel, stride, padding, dilation), []
+    forward = nn.Conv2d.forward
+    monkeypatch.setattr(nn.Conv2d, "forward", lambda conv, x: (shapes.append(x.shape[2:]), forward(conv, x))[1])
+    conv(torch.rand(1, 1, height, width))
+    ((rows, columns),) = shapes
+    assert not conv.has_blind_tap(0, rows)
+    assert not conv.has_blind_tap(1, columns)
 
 
 @pytest.mark.parametrize("case", [(3, 2, 1, 4), (3, 1, 1, 2), (7, 2, 3, 7), (1, 1, 0, 1), (3, 2, 1, 3)])
