@@ -121,8 +121,8 @@ def install() -> None:
 
         return spoiled
 
-    DomainClient.fit = breaking(DomainClient.fit)
-    DomainClient.evaluate = breaking(DomainClient.evaluate)
+    DomainClient.train = breaking(DomainClient.train)
+    DomainClient.validate_model = breaking(DomainClient.validate_model)
     TargetEvaluator.__call__ = breaking(TargetEvaluator.__call__)
     ClientApp.__call__ = spoiling(ClientApp.__call__)
 
