@@ -8,7 +8,7 @@ from fedsim.analysis.comparison import MARKS, POOLED, WORST, Comparison, p_text
 from fedsim.common.lists import times
 from fedsim.common.tasks import BINARY, WITH_CLASSES
 from fedsim.records.reading import Runs, run_environment
-from fedsim.records.selection import BUDGET_TOLERANCE
+from fedsim.records.selection import BUDGET_TOLERANCE, comparable
 
 PAPER_NOTES = {  # what a paper's ± is, and what its protocol
     "gPerXAN": "gPerXAN: mean of 3 runs, no spread printed",
@@ -132,7 +132,9 @@ def frequent_class_notes(table: pd.DataFrame, shares: Mapping[str, tuple[int, fl
         if target not in means:
             continue
         of_target = means[target]
-        below = list(of_target.index[of_target <= share])
+        # The mean of equal numbers may differ from them in its last bit.
+        is_below = comparable(of_target) <= comparable(share)
+        below = list(of_target.index[is_below])
         if not below:
             continue
         labels = ", ".join(below)
@@ -235,7 +237,8 @@ def group_notes(methods: pd.DataFrame) -> list[str]:
     """Notes on the methods that are not federated, or use images of the target."""
     notes = []
     for group, text in GROUP_TEXTS.items():
-        if (methods["group"] == group).any():
+        is_in_group = methods[POOLED] if group == POOLED else methods["group"] == group
+        if is_in_group.any():
             place = "without a rank" if group == POOLED else "ranked apart, not with the others"
             notes.append(f"{MARKS[group]} {text}; {place}.")
     return notes
@@ -536,7 +539,7 @@ def rank_notes(comparison: Comparison, column: str = "target") -> list[str]:
         if seeds and of_group["seeds"].max() > len(seeds):
             listed = ", ".join(map(str, seeds))
             notes.append(f"Ranks rest on the seeds that all ranked methods have: {listed}.")
-    unranked = methods[methods["rank"].isna() & (methods["group"] != POOLED)]["label"]
+    unranked = methods[methods["rank"].isna() & ~methods[POOLED]]["label"]
     if len(unranked):
         needed = f"a seed with every {column} that the other ranked methods have, too"
         if comparison.baseline:

@@ -1,5 +1,7 @@
 """The clock: what recorded runs would have taken on other machines and links."""
 
+import math
+
 import pandas as pd
 import pytest
 from invented import write_grid
@@ -34,6 +36,18 @@ def test_a_round_is_its_slowest_client():
     assert list(times["seconds"]) == pytest.approx([71.2, 107.04])
     assert list(times["waiting"]) == pytest.approx([67.2, 7.04])
     assert list(times["hours"]) == pytest.approx([71.2 / 3600, 178.24 / 3600])
+    pooled = round_times("run", rows, SLOW, is_pooled=True)  # nothing is sent
+    assert (list(pooled["seconds"]), list(pooled["waiting"])) == ([10, 100], [0, 0])
+
+
+def test_pooled_training_sends_nothing(tmp_path):
+    """Of deepall the hours are those of computing alone, as a comparison has no bytes of it."""
+    folder = write_grid(tmp_path, {"fedavg": 0.0, "deepall": 0.0}, rounds=2, targets=["photo"])
+    runs = read_runs(folder)
+    runs.summary["pooled"] = runs.summary["method"] == "deepall"
+    made = clock(runs, compare(runs, published=False), read_profiles("clinics-dsl"))
+    transfer = {record["label"]: record["transfer"] for record in made.table().records}
+    assert transfer["deepall"] == 0 < transfer["fedavg"]
 
 
 def test_the_value_of_a_moment_is_that_of_the_round_selected_so_far():
@@ -59,6 +73,17 @@ def test_a_whole_folder(tmp_path):
         assert list(record.values())[-1] == pytest.approx(averages[label])
         assert 0 < record["transfer"] < 1
     assert made.figure().axes[0].get_xlabel() == "hours"
+
+
+def test_a_last_round_without_a_value_has_none(tmp_path):
+    """By `last`, a run that has diverged has no value, and not that of the last round which had one."""
+    folder = write_grid(tmp_path, {"fedavg": 0.0}, rounds=3, targets=["photo"])
+    runs = read_runs(folder)
+    runs.rounds.loc[runs.rounds["round"] == 3, "target_accuracy"] = math.nan
+    made = clock(runs, compare(runs, select="last", published=False), read_profiles("clinics-dsl"))
+    end = made.anytime["hours"].max()
+    values = [made.value_at("fedavg", hours) for hours in (0.0, end / 2, end)]
+    assert list(map(math.isnan, values)) == [True, False, True]
 
 
 def test_the_command_prints_and_draws(tmp_path):

@@ -13,6 +13,7 @@ from invented import pacs_experiment as full_size
 
 from fedsim.analysis import compare, notes
 from fedsim.analysis.compare import run_labels
+from fedsim.analysis.comparison import without_exchange
 from fedsim.analysis.metrics import frequent_class_shares
 from fedsim.analysis.notes import edge_notes, frequent_class_notes, rare_class_notes, verdict_notes
 from fedsim.analysis.statistics import holm, paired, shared_targets, worst_means
@@ -113,6 +114,9 @@ def test_a_row_that_is_not_above_the_most_frequent_class(tmp_path):
     assert frequent_class_notes(table.assign(accuracy=[0.81, 0.9]), shares) == [sampling]
     assert frequent_class_notes(table.assign(accuracy=[0.81, 0.9]), {"photo": (500, 0.8)}) == []
     assert frequent_class_notes(table, {}) == []
+    seeds = pd.DataFrame({"target": "photo", "label": "fedavg", "accuracy": [0.8] * 3})
+    assert seeds["accuracy"].groupby(seeds["label"]).mean()["fedavg"] > 0.8  # in its last bit
+    assert frequent_class_notes(seeds, shares)[0] == f"{start}no row is above it."
     rare = "switzerland: its AUROC rests on 1 of 46 tested examples; the rest is one class."
     assert rare_class_notes({"switzerland": (46, 45 / 46), "hungary": (260, 0.6)}) == [rare]
 
@@ -217,6 +221,15 @@ def test_pooled_training_is_apart_without_rank_and_bytes():
     assert "**" not in row
     assert "§ not federated: one client holds all data, and sends nothing; without a rank." in text
     assert "Without a rank: deepall" not in text
+    runs.summary["transductive"] = runs.summary["method"] == "deepall"  # as deepall+t3a is
+    both = compare(runs, baseline="fedavg")
+    assert both.methods.set_index("label")["rank"].isna().tolist() == [False, False, True]
+    text = both.render("markdown")
+    assert "| deepall §† |" in text
+    assert "§ not federated: one client holds all data, and sends nothing; without a rank." in text
+    assert "Without a rank: deepall" not in text
+    rounds = pd.DataFrame({"label": ["fedavg", "deepall"], "bytes_down": 1.0, "bytes_up": 1.0})
+    assert without_exchange(rounds, both.methods)["bytes_up"].isna().tolist() == [False, True]
     del runs.summary["pooled"]  # as records before version 0.2 have it
     without = compare(runs)  # ranked by the averages
     assert without.methods.set_index("label")["rank"].tolist()[:2] == [1, 2]
