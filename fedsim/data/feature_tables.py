@@ -11,6 +11,7 @@ A row begins with its numbers, NaN where a cell is empty. With data.missing = "i
 empty. At the end every column of categories has a 0 or 1 for each value, and one for any other value.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from fedsim.data.scaling import Scale
 
 EMPTY = ("", "na", "n/a", "nan", "null", "none", "?")  # texts of an empty cell, in any case
+WHOLE = re.compile("[+-]?[0-9]+")  # a whole number, of which a float keeps no more than 15 digits
 TRUTHS = {"true": "1", "false": "0"}
 LISTS = ("features", "categories", "missing")
 NAMES = ("label", "domain", "split")
@@ -329,9 +331,11 @@ def names_of_labels(cells: Cells, where: str, first_row: int = FIRST_ROW) -> np.
     refuse_empty(cells, where, "label", first_row)
 
     def name(text: str) -> str:
-        if not _is_number(text):
+        if WHOLE.fullmatch(text):
+            return str(int(text))
+        number = number_of(text)
+        if np.isnan(number):
             return composed(text)
-        number = float(text)
         if not number.is_integer():
             raise UserError(
                 f"{where}: the label {text!r} has a fraction; labels are names or numbers of classes; "
@@ -358,7 +362,7 @@ def targets_of(cells: Cells, task: str, where: str) -> np.ndarray:
 
 def class_order(name: str) -> tuple[int, str]:
     """The key by which classes are sorted: numbers by value, then other names."""
-    if name.lstrip("-").isdecimal():
+    if WHOLE.fullmatch(name):
         return int(name), ""
     return 2**62, name
 

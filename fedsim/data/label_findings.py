@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from fedsim.data.findings import Finding, joined_names
 from fedsim.data.names import plain
+from fedsim.data.text_table import number_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -158,10 +159,7 @@ def _number_forms(counts: Counts, place: str, first_row: FirstRow) -> list[Findi
 
 def _number(name: str) -> float | None:
     """The finite number that a name is; None for other names."""
-    try:
-        number = float(name)
-    except ValueError:
-        return None
+    number = number_of(name)
     return number if abs(number) < float("inf") else None
 
 

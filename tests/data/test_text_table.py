@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from fedsim.data.array_rows import EMBEDDED
-from fedsim.data.feature_tables import is_empty, numbers_of, read_table
+from fedsim.data.feature_tables import is_empty, names_of_labels, numbers_of, read_table
 from fedsim.data.text_table import Cells, TextTable, number_of, read_shipped
 
 TEXTS = ["a", "b", "a", "", "b", "a"]
@@ -70,3 +70,10 @@ def test_a_missing_text_is_an_empty_one():
     """pandas gives a missing value the place -1, which is that of the last text."""
     cells = Cells.of(pd.Series(["1", None, "2"], dtype=object))
     assert cells.each(str).tolist() == ["1", "", "2"]
+
+
+def test_names_of_classes_keep_all_digits():
+    """As floats two codes of 18 digits were one class, and 1_0 was 10, as Python reads it."""
+    texts = ["900000000000207008", "900000000000207009", "1_0", "10", "3.0", "-2", "007", "1e3", "e\u0301"]
+    names = ["900000000000207008", "900000000000207009", "1_0", "10", "3", "-2", "7", "1000", "\u00e9"]
+    assert names_of_labels(Cells.of(texts), "t.csv").tolist() == names
