@@ -27,10 +27,12 @@ from fedsim.common.tasks import OF_TENSORS, TASKS
 from fedsim.data.array_rows import EMBEDDED, PARTITIONED
 from fedsim.data.feature_tables import (
     Columns,
+    category_findings,
     class_order,
     columns_of,
     complete_rows,
     encode,
+    left_out_columns,
     names_of_labels,
     read_table,
     recorded_columns,
@@ -106,6 +108,7 @@ class Opened:
     features: names of the columns of a table; () for other tensors
     numeric: the number of leading features, or of channels, that are numbers and can be standardized
     source: the mapping or function of a user's module, which is kept so that no later one has its identity
+    findings: what the features of tables show
     """
 
     domains: Mapping[str, Examples]
@@ -114,6 +117,7 @@ class Opened:
     features: tuple[str, ...]
     numeric: int
     source: object = None
+    findings: Sequence[Finding] = ()
 
 
 def discover(data: DataSettings, row: Benchmark) -> Benchmark:
@@ -178,9 +182,10 @@ class ArrayReader(Reader):
         open_arrays(self.data, self.found)
 
     def findings(self) -> list[Finding]:
-        """What the names of classes in the used domains show; nothing where targets are no classes."""
+        """What the features of tables show, and the names of classes in the used domains where there are classes."""
+        of_features = list(open_arrays(self.data, self.found).findings)
         if not TASKS[self.found.task].has_classes:
-            return []
+            return of_features
         counts = {}
         together: Counter[str] = Counter()
         for domain in self.found.domains:
@@ -193,7 +198,7 @@ class ArrayReader(Reader):
         column = self.data.column("label", "label")
         of_labels = label_findings(together, place, column)
         of_classes = class_findings(counts, f"{place}, column {column!r}")
-        return of_labels + of_classes
+        return of_features + of_labels + of_classes
 
     def images(self, domain: str, apart: bool = False) -> Images:
         """Values float32 [N, ...] and labels int64 [N] of a domain."""
@@ -534,18 +539,22 @@ def _open_tables(data: DataSettings, tables: Mapping[Path, TextTable], usual: Ma
     """The rows of one table, or of one for each domain."""
     pieces, columns = _pieces_by_domain(data, tables, columns_of(data, usual))
     used = used_of(sorted(pieces), data.domains)
+    first = next(iter(tables))
+    of_used = [rows for domain in used for _, rows in pieces[domain]]
+    findings = category_findings(columns, of_used, first if len(tables) == 1 else first.parent)
+    if not data.columns.get("features"):
+        findings += left_out_columns(columns, tables)
     if data.missing == "drop":
         pieces = _without_incomplete(pieces, columns, used)
     columns = with_categories(columns, _rows_of_sources(data, pieces, used))
     domains = {domain: _encoded(of_domain, columns, data) for domain, of_domain in pieces.items()}
-    first = next(iter(tables))
     if data.task in OF_TENSORS:
         classes = columns.labels
     else:
         used_domains = {domain: domains[domain] for domain in used}
         classes = _class_names(data, used_domains, first)
     refuse_alike([[name] for name in domains], "domains", first)
-    return Opened(domains, classes, *_form_of_rows(columns, data.missing))
+    return Opened(domains, classes, *_form_of_rows(columns, data.missing), findings=findings)
 
 
 def _pieces_by_domain(

@@ -12,6 +12,7 @@ empty. At the end every column of categories has a 0 or 1 for each value, and on
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +22,8 @@ import numpy as np
 
 from fedsim.common.errors import UserError, nearest
 from fedsim.common.tasks import MULTI_LABEL
+from fedsim.data.findings import Finding, joined_names
+from fedsim.data.label_findings import number_findings, spelling_findings
 from fedsim.data.names import composed, plain
 from fedsim.data.row import Benchmark
 from fedsim.data.targets import wrong_targets
@@ -102,7 +105,9 @@ def columns_of(data: DataSettings, usual: Mapping[str, str]) -> Columns:
     named = data.columns.get("categories", {})
     if isinstance(named, list):
         named = {name: [] for name in named}
-    categories = _texts_by_column(named, "categories")
+    categories = {}
+    for name, values in _texts_by_column(named, "categories").items():
+        categories[name] = tuple(map(composed, values))
     missing = _texts_by_column(data.columns.get("missing", {}), "missing")
     for name in categories:
         if features and name not in features:
@@ -275,6 +280,29 @@ def with_features(columns: Columns, header: Iterable[str], where: object) -> Col
     return replace(columns, features=features)
 
 
+def left_out_columns(columns: Columns, tables: Mapping[Path, TextTable]) -> list[Finding]:
+    """A finding for each of several tables with columns that are no features, because the first table lacks them.
+
+    columns: with the features of the first table, which the settings do not name
+    """
+    special = (*columns.labels, columns.domain, columns.split, columns.group)
+    findings = []
+    first = next(iter(tables))
+    for file, table in tables.items():
+        names = [name for name in table.columns if name not in (*columns.features, *special)]
+        if not names:
+            continue
+        finding = Finding(
+            kind="left-out",
+            where=str(file),
+            count=len(table),
+            text=f"{file}: its columns {joined_names(names)} are no features, because {first.name} has none of them",
+            remedy="name the features in data.columns.features",
+        )
+        findings.append(finding)
+    return findings
+
+
 def with_categories(columns: Columns, tables: Sequence[TextTable]) -> Columns:
     """The columns with the values that these rows have, sorted, where the settings name a column of categories alone.
 
@@ -292,6 +320,34 @@ def with_categories(columns: Columns, tables: Sequence[TextTable]) -> Columns:
             present.update(cells.texts)
         categories[name] = tuple(sorted(map(composed, present)))
     return replace(columns, categories=categories)
+
+
+def category_findings(columns: Columns, tables: Sequence[TextTable], where: object) -> list[Finding]:
+    """The findings in the cells of columns of categories, each of which changes the inputs of a row without an error.
+
+    They are one number in two forms, two spellings of one name, and a declared value that counts as an empty cell.
+    """
+    findings = []
+    for name, values in columns.categories.items():
+        place = f"{where}, column {name!r}"
+        counts = Counter(dict.fromkeys(values, 0))
+        for rows in tables:
+            counts.update(text_of_names(rows[name]).tolist())
+        missing = columns.missing.get(name, ())
+        counts_as_empty = is_empty(Cells.of(list(counts)), missing)
+        present = dict(counts)
+        for text, is_missing in zip(counts, counts_as_empty):
+            if is_missing:
+                del present[text]
+        findings += number_findings(present, place)
+        findings += spelling_findings(present, place)
+        for value in values:
+            if value in present or value in missing:
+                continue
+            text = f"{place}: the category {value!r} (rows: {counts[value]:,}) counts as an empty cell"
+            remedy = "write another word for it in the table and in data.columns.categories"
+            findings.append(Finding("empty-category", place, counts[value], text, remedy))
+    return findings
 
 
 def encode(rows: TextTable, columns: Columns, missing: str, where: str) -> np.ndarray:

@@ -23,7 +23,7 @@ from fedsim.data.feature_tables import (
     with_features,
 )
 from fedsim.data.findings import joined_names, lines_of
-from fedsim.data.label_findings import class_findings, count_names, spelling_findings
+from fedsim.data.label_findings import class_findings, count_names, number_findings, spelling_findings
 from fedsim.data.names import subfolders
 from fedsim.data.reader import reader
 from fedsim.data.tables import header_of, read_pieces
@@ -386,7 +386,9 @@ def _odd_texts(rows: Rows) -> list[str]:
         if name in rows.columns.categories:
             values = rows.cells.loc[~is_empty, name]
             counts = count_names(values.tolist())
-            sentences += lines_of(spelling_findings(counts, f"column {name!r}"))
+            place = f"column {name!r}"
+            sentences += lines_of(spelling_findings(counts, place))
+            sentences += lines_of(number_findings(counts, place))
     return sentences
 
 
