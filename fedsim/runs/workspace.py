@@ -22,6 +22,8 @@ from fedsim.data import ClientData, domain_findings, domain_of, load_client, loa
 from fedsim.data.augment import Scaler, Transforms, make_transforms, to_float
 from fedsim.data.findings import sent_findings
 from fedsim.data.fingerprint import Fingerprints, fingerprint
+from fedsim.data.names import plain
+from fedsim.data.reader import content_hash
 from fedsim.data.scaling import Moments, Scale, moments_of, scale_rule, scales_targets, summed_features
 from fedsim.models import weight_statistics
 from fedsim.models.net import Net
@@ -171,6 +173,20 @@ class Workspace:
         model = self.experiment.model
         names = self.plan.data.outputs if model.head == "text" else ()
         return frozen_content(self.view.state, self.places, model.weights, names)
+
+    def hashes_of_names(self) -> dict[str, str]:
+        """Hashes of the names of classes and of features in their order, which each machine reads of its own data.
+
+        Another spelling of a class is the same class. The hash of features is empty where examples are no rows of a
+        table, or where a server has a shape alone.
+        """
+        bench = self.plan.data
+        classes = "\0".join(map(plain, bench.classes))
+        features = "\0".join(bench.features)
+        return {
+            "classes": content_hash(classes.encode()),
+            "features": content_hash(features.encode()) if features else "",
+        }
 
     def _initial_personal(self) -> dict[str, torch.Tensor]:
         """The initial values, on the CPU, of the tensors that a client keeps to itself."""
