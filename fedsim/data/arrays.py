@@ -26,6 +26,7 @@ from fedsim.common.errors import UserError, first_line, nearest
 from fedsim.common.tasks import OF_TENSORS, TASKS
 from fedsim.data.array_rows import EMBEDDED, PARTITIONED
 from fedsim.data.feature_tables import (
+    LISTS,
     Columns,
     category_findings,
     class_order,
@@ -358,6 +359,8 @@ def _is_npz(file: Path) -> bool:
 
 
 def _open(data: DataSettings, row: Benchmark, files: Sequence[Path], source: object) -> Opened:
+    if row.name == PARTITIONED or _is_npz(files[0]):
+        _refuse_lists(data)
     if row.name == PARTITIONED:
         return _open_datasets(data, source)
     if _is_npz(files[0]):
@@ -368,6 +371,13 @@ def _open(data: DataSettings, row: Benchmark, files: Sequence[Path], source: obj
         return _open_tables(data, {shipped.file: table}, shipped.columns)
     tables = {file: read_table(file) for file in files}
     return _open_tables(data, tables, {})
+
+
+def _refuse_lists(data: DataSettings) -> None:
+    """Raises UserError for settings of a table's columns, where the examples are no rows of a table."""
+    for name in LISTS:
+        if data.columns.get(name):
+            raise UserError(f"data.columns.{name} is for tables, and these examples have no columns; leave it out")
 
 
 def _open_datasets(data: DataSettings, source: object) -> Opened:

@@ -139,6 +139,14 @@ def test_arrays_may_have_other_names(tmp_path):
     assert benchmark(from_table({"data": settings}).data).domains == ("7", "8")
 
 
+@pytest.mark.parametrize("columns", [{"features": ["0"]}, {"missing": {"0": ["0"]}}, {"categories": {"0": ["1", "2"]}}])
+def test_columns_of_tables_are_refused_for_arrays(tmp_path, columns):
+    """A choice of features was dropped without a word, so that all of them trained."""
+    [name] = columns
+    with pytest.raises(UserError, match=f"data.columns.{name} is for tables"):
+        benchmark(npz(tmp_path).model_copy(update={"columns": columns}))
+
+
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
