@@ -485,7 +485,7 @@ def _named_arrays(file: Path, data: DataSettings) -> dict[str, np.ndarray]:
     names = {data.column(name, name): name for name in ("label", "domain", "split")}
     arrays = {}
     for name, array in stored.items():
-        if name in names or name != "group":
+        if name in names or name not in ARRAYS:  # one called label is not the label where the settings name another
             ours = names.get(name, name)
             arrays[ours] = array
     group = data.column("group", "")

@@ -137,6 +137,12 @@ def test_arrays_may_have_other_names(tmp_path):
     columns = {"label": "exercise", "domain": "person"}
     settings = {"dataset": "arrays", "root": str(tmp_path / "s.npz"), "columns": columns}
     assert benchmark(from_table({"data": settings}).data).domains == ("7", "8")
+    others = {"label": [5, 6], "domain": [1, 1], "split": ["train", "test"]}
+    np.savez(tmp_path / "s.npz", x=np.ones((2, 3)), exercise=[0, 1], person=[7, 8], fold=["test", "train"], **others)
+    data = from_table({"data": {**settings, "columns": {**columns, "split": "fold"}}}).data
+    bench = benchmark(data)
+    assert (bench.domains, bench.classes) == (("7", "8"), ("0", "1"))
+    assert reader(data, bench).listed("7", "test").tolist() == [0]
 
 
 @pytest.mark.parametrize("columns", [{"features": ["0"]}, {"missing": {"0": ["0"]}}, {"categories": {"0": ["1", "2"]}}])
