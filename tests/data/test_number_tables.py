@@ -328,7 +328,8 @@ def test_categories_that_would_be_other_inputs_without_an_error_are_found(tmp_pa
     assert [finding.is_grave for finding in findings] == [True, True, False, False]
     assert "column 'cp': one number is written in 2 forms, '1' (rows: 1), '1.0' (rows: 1)" in findings[0].line
     assert "column 'smoke': the category 'none' (rows: 2) counts as an empty cell" in findings[3].line
-    unnamed = table(tmp_path, text, target="b", columns={**COLUMNS, "categories": ["cp"]})
+    columns = {**COLUMNS, "features": ["age", "cp"], "categories": ["cp"]}
+    unnamed = table(tmp_path, text, target="b", columns=columns)
     assert [finding.kind for finding in reader(unnamed, benchmark(unnamed)).findings()] == ["numbers", "numbers"]
 
 
