@@ -37,6 +37,7 @@ from fedsim.data.feature_tables import (
     names_of_labels,
     read_table,
     recorded_columns,
+    refuse_blank_rows,
     refuse_empty,
     targets_of,
     text_of_names,
@@ -739,6 +740,7 @@ def read_labelled(file: Path, data: DataSettings, bench: Benchmark) -> Labelled:
         usual = EMBEDDED[bench.name].columns
     columns = recorded_columns(file, data, bench, usual)
     table = read_table(file)
+    refuse_blank_rows(file)
     columns = with_features(columns, table.columns, file)
     if data.missing == "drop":
         table = complete_rows(table, columns)

@@ -11,6 +11,7 @@ A row begins with its numbers, NaN where a cell is empty. With data.missing = "i
 empty. At the end every column of categories has a 0 or 1 for each value, and one for any other value.
 """
 
+import csv
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -167,6 +168,27 @@ def read_table(file: Path) -> TextTable:
     if not any(map(len, parts)):
         raise UserError(f"{file} has no rows")
     return TextTable.of(pd.concat(parts, ignore_index=True))
+
+
+def refuse_blank_rows(file: Path) -> None:
+    """Raises UserError for a blank row of a text above others, for tables whose rows are named by their numbers.
+
+    A blank row is no row of a table that is read, so that the others would have smaller numbers than in an editor.
+    """
+    if file.suffix.lower() == ".parquet":
+        return
+    separator = "\t" if file.suffix.lower() == ".tsv" else ","
+    blank = 0
+    with file.open(encoding="utf-8-sig", newline="") as lines:
+        for number, row in enumerate(csv.reader(lines, delimiter=separator), start=1):
+            is_blank = not row or (len(row) == 1 and row[0].isspace())
+            if is_blank:
+                blank = blank or number
+            elif blank:
+                raise UserError(
+                    f"{file}, row {blank}: it is blank, and the rows below it would be called by other numbers than "
+                    "they have; remove it"
+                )
 
 
 def _texts(cells: "pd.Series") -> "pd.Series":
@@ -431,6 +453,7 @@ def read_rows(file: Path, data: DataSettings, bench: Benchmark) -> np.ndarray:
     """
     columns = recorded_columns(file, data, bench, {})
     table = read_table(file)
+    refuse_blank_rows(file)
     columns = with_features(columns, table.columns, file)
     return encode(table, columns, data.missing, str(file))
 
