@@ -292,8 +292,9 @@ class Workspace:
         """The data of a client, in memory."""
         if name == POOLED:
             data = load_pooled(self.experiment.data, self.experiment.run.target)
-            return LocalData(data, self.transforms, self.device, self.task)
-        local = LocalData(self._client_data(name), self.transforms, self.device, self.task)
+        else:
+            data = self._client_data(name)
+        local = LocalData(data, self.transforms, self.device, self.task)
         local.shifted = shifted_share(self.experiment, name)
         local.at_test = self.recipe.augment.at_test(local) if self.recipe.augment else None
         return local
