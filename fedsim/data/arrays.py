@@ -184,10 +184,9 @@ class ArrayReader(Reader):
         open_arrays(self.data, self.found)
 
     def findings(self) -> list[Finding]:
-        """What the features of tables show, and the names of classes in the used domains where there are classes."""
-        of_features = list(open_arrays(self.data, self.found).findings)
+        """What the names of classes in the used domains show; nothing where targets are no classes."""
         if not TASKS[self.found.task].has_classes:
-            return of_features
+            return []
         counts = {}
         together: Counter[str] = Counter()
         for domain in self.found.domains:
@@ -200,7 +199,11 @@ class ArrayReader(Reader):
         column = self.data.column("label", "label")
         of_labels = label_findings(together, place, column)
         of_classes = class_findings(counts, f"{place}, column {column!r}")
-        return of_features + of_labels + of_classes
+        return of_labels + of_classes
+
+    def value_findings(self) -> list[Finding]:
+        """What the features of tables show."""
+        return list(open_arrays(self.data, self.found).findings)
 
     def images(self, domain: str, apart: bool = False) -> Images:
         """Values float32 [N, ...] and labels int64 [N] of a domain."""

@@ -90,6 +90,10 @@ class Reader:
         """What decoding the images of the used domains has seen; they are decoded on first use."""
         return []
 
+    def value_findings(self) -> list[Finding]:
+        """What the values of features show. They quote single values, so that a site keeps them to itself."""
+        return []
+
     def digests(self, domain: str) -> np.ndarray | None:
         """Digests uint8 [N,16] of the bytes of a domain's image files, which find copies; None without such files."""
         return None
