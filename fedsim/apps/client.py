@@ -202,6 +202,7 @@ def node_facts(space: Workspace, context: Context) -> Config:
     if is_site(context):  # a simulation runs the server's own code
         outside = outside_versions(packages_of(space.experiment))
         answer |= {f"version-{package}": version for package, version in outside.items()}
+        answer |= space.hashes_of_names()
     return answer
 
 

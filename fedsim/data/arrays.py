@@ -26,14 +26,18 @@ from fedsim.common.errors import UserError, first_line, nearest
 from fedsim.common.tasks import OF_TENSORS, TASKS
 from fedsim.data.array_rows import EMBEDDED, PARTITIONED
 from fedsim.data.feature_tables import (
+    LISTS,
     Columns,
+    category_findings,
     class_order,
     columns_of,
     complete_rows,
     encode,
+    left_out_columns,
     names_of_labels,
     read_table,
     recorded_columns,
+    refuse_blank_rows,
     refuse_empty,
     targets_of,
     text_of_names,
@@ -106,6 +110,7 @@ class Opened:
     features: names of the columns of a table; () for other tensors
     numeric: the number of leading features, or of channels, that are numbers and can be standardized
     source: the mapping or function of a user's module, which is kept so that no later one has its identity
+    findings: what the features of tables show
     """
 
     domains: Mapping[str, Examples]
@@ -114,6 +119,7 @@ class Opened:
     features: tuple[str, ...]
     numeric: int
     source: object = None
+    findings: Sequence[Finding] = ()
 
 
 def discover(data: DataSettings, row: Benchmark) -> Benchmark:
@@ -194,6 +200,10 @@ class ArrayReader(Reader):
         of_labels = label_findings(together, place, column)
         of_classes = class_findings(counts, f"{place}, column {column!r}")
         return of_labels + of_classes
+
+    def value_findings(self) -> list[Finding]:
+        """What the features of tables show."""
+        return list(open_arrays(self.data, self.found).findings)
 
     def images(self, domain: str, apart: bool = False) -> Images:
         """Values float32 [N, ...] and labels int64 [N] of a domain."""
@@ -353,6 +363,8 @@ def _is_npz(file: Path) -> bool:
 
 
 def _open(data: DataSettings, row: Benchmark, files: Sequence[Path], source: object) -> Opened:
+    if row.name == PARTITIONED or _is_npz(files[0]):
+        _refuse_lists(data)
     if row.name == PARTITIONED:
         return _open_datasets(data, source)
     if _is_npz(files[0]):
@@ -363,6 +375,13 @@ def _open(data: DataSettings, row: Benchmark, files: Sequence[Path], source: obj
         return _open_tables(data, {shipped.file: table}, shipped.columns)
     tables = {file: read_table(file) for file in files}
     return _open_tables(data, tables, {})
+
+
+def _refuse_lists(data: DataSettings) -> None:
+    """Raises UserError for settings of a table's columns, where the examples are no rows of a table."""
+    for name in LISTS:
+        if data.columns.get(name):
+            raise UserError(f"data.columns.{name} is for tables, and these examples have no columns; leave it out")
 
 
 def _open_datasets(data: DataSettings, source: object) -> Opened:
@@ -470,7 +489,7 @@ def _named_arrays(file: Path, data: DataSettings) -> dict[str, np.ndarray]:
     names = {data.column(name, name): name for name in ("label", "domain", "split")}
     arrays = {}
     for name, array in stored.items():
-        if name in names or name != "group":
+        if name in names or name not in ARRAYS:  # one called label is not the label where the settings name another
             ours = names.get(name, name)
             arrays[ours] = array
     group = data.column("group", "")
@@ -534,18 +553,22 @@ def _open_tables(data: DataSettings, tables: Mapping[Path, TextTable], usual: Ma
     """The rows of one table, or of one for each domain."""
     pieces, columns = _pieces_by_domain(data, tables, columns_of(data, usual))
     used = used_of(sorted(pieces), data.domains)
+    first = next(iter(tables))
+    of_used = [rows for domain in used for _, rows in pieces[domain]]
+    findings = category_findings(columns, of_used, first if len(tables) == 1 else first.parent)
+    if not data.columns.get("features"):
+        findings += left_out_columns(columns, tables)
     if data.missing == "drop":
         pieces = _without_incomplete(pieces, columns, used)
     columns = with_categories(columns, _rows_of_sources(data, pieces, used))
     domains = {domain: _encoded(of_domain, columns, data) for domain, of_domain in pieces.items()}
-    first = next(iter(tables))
     if data.task in OF_TENSORS:
         classes = columns.labels
     else:
         used_domains = {domain: domains[domain] for domain in used}
         classes = _class_names(data, used_domains, first)
     refuse_alike([[name] for name in domains], "domains", first)
-    return Opened(domains, classes, *_form_of_rows(columns, data.missing))
+    return Opened(domains, classes, *_form_of_rows(columns, data.missing), findings=findings)
 
 
 def _pieces_by_domain(
@@ -720,6 +743,7 @@ def read_labelled(file: Path, data: DataSettings, bench: Benchmark) -> Labelled:
         usual = EMBEDDED[bench.name].columns
     columns = recorded_columns(file, data, bench, usual)
     table = read_table(file)
+    refuse_blank_rows(file)
     columns = with_features(columns, table.columns, file)
     if data.missing == "drop":
         table = complete_rows(table, columns)

@@ -11,6 +11,9 @@ A row begins with its numbers, NaN where a cell is empty. With data.missing = "i
 empty. At the end every column of categories has a 0 or 1 for each value, and one for any other value.
 """
 
+import csv
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +23,8 @@ import numpy as np
 
 from fedsim.common.errors import UserError, nearest
 from fedsim.common.tasks import MULTI_LABEL
+from fedsim.data.findings import Finding, joined_names
+from fedsim.data.label_findings import number_findings, spelling_findings
 from fedsim.data.names import composed, plain
 from fedsim.data.row import Benchmark
 from fedsim.data.targets import wrong_targets
@@ -32,6 +37,7 @@ if TYPE_CHECKING:
     from fedsim.data.scaling import Scale
 
 EMPTY = ("", "na", "n/a", "nan", "null", "none", "?")  # texts of an empty cell, in any case
+WHOLE = re.compile("[+-]?[0-9]+")  # a whole number, of which a float keeps no more than 15 digits
 TRUTHS = {"true": "1", "false": "0"}
 LISTS = ("features", "categories", "missing")
 NAMES = ("label", "domain", "split")
@@ -100,7 +106,9 @@ def columns_of(data: DataSettings, usual: Mapping[str, str]) -> Columns:
     named = data.columns.get("categories", {})
     if isinstance(named, list):
         named = {name: [] for name in named}
-    categories = _texts_by_column(named, "categories")
+    categories = {}
+    for name, values in _texts_by_column(named, "categories").items():
+        categories[name] = tuple(map(composed, values))
     missing = _texts_by_column(data.columns.get("missing", {}), "missing")
     for name in categories:
         if features and name not in features:
@@ -160,6 +168,27 @@ def read_table(file: Path) -> TextTable:
     if not any(map(len, parts)):
         raise UserError(f"{file} has no rows")
     return TextTable.of(pd.concat(parts, ignore_index=True))
+
+
+def refuse_blank_rows(file: Path) -> None:
+    """Raises UserError for a blank row of a text above others, for tables whose rows are named by their numbers.
+
+    A blank row is no row of a table that is read, so that the others would have smaller numbers than in an editor.
+    """
+    if file.suffix.lower() == ".parquet":
+        return
+    separator = "\t" if file.suffix.lower() == ".tsv" else ","
+    blank = 0
+    with file.open(encoding="utf-8-sig", newline="") as lines:
+        for number, row in enumerate(csv.reader(lines, delimiter=separator), start=1):
+            is_blank = not row or (len(row) == 1 and row[0].isspace())
+            if is_blank:
+                blank = blank or number
+            elif blank:
+                raise UserError(
+                    f"{file}, row {blank}: it is blank, and the rows below it would be called by other numbers than "
+                    "they have; remove it"
+                )
 
 
 def _texts(cells: "pd.Series") -> "pd.Series":
@@ -273,6 +302,29 @@ def with_features(columns: Columns, header: Iterable[str], where: object) -> Col
     return replace(columns, features=features)
 
 
+def left_out_columns(columns: Columns, tables: Mapping[Path, TextTable]) -> list[Finding]:
+    """A finding for each of several tables with columns that are no features, because the first table lacks them.
+
+    columns: with the features of the first table, which the settings do not name
+    """
+    special = (*columns.labels, columns.domain, columns.split, columns.group)
+    findings = []
+    first = next(iter(tables))
+    for file, table in tables.items():
+        names = [name for name in table.columns if name not in (*columns.features, *special)]
+        if not names:
+            continue
+        finding = Finding(
+            kind="left-out",
+            where=str(file),
+            count=len(table),
+            text=f"{file}: its columns {joined_names(names)} are no features, because {first.name} has none of them",
+            remedy="name the features in data.columns.features",
+        )
+        findings.append(finding)
+    return findings
+
+
 def with_categories(columns: Columns, tables: Sequence[TextTable]) -> Columns:
     """The columns with the values that these rows have, sorted, where the settings name a column of categories alone.
 
@@ -290,6 +342,34 @@ def with_categories(columns: Columns, tables: Sequence[TextTable]) -> Columns:
             present.update(cells.texts)
         categories[name] = tuple(sorted(map(composed, present)))
     return replace(columns, categories=categories)
+
+
+def category_findings(columns: Columns, tables: Sequence[TextTable], where: object) -> list[Finding]:
+    """The findings in the cells of columns of categories, each of which changes the inputs of a row without an error.
+
+    They are one number in two forms, two spellings of one name, and a declared value that counts as an empty cell.
+    """
+    findings = []
+    for name, values in columns.categories.items():
+        place = f"{where}, column {name!r}"
+        counts = Counter(dict.fromkeys(values, 0))
+        for rows in tables:
+            counts.update(text_of_names(rows[name]).tolist())
+        missing = columns.missing.get(name, ())
+        counts_as_empty = is_empty(Cells.of(list(counts)), missing)
+        present = dict(counts)
+        for text, is_missing in zip(counts, counts_as_empty):
+            if is_missing:
+                del present[text]
+        findings += number_findings(present, place)
+        findings += spelling_findings(present, place)
+        for value in values:
+            if value in present or value in missing:
+                continue
+            text = f"{place}: the category {value!r} (rows: {counts[value]:,}) counts as an empty cell"
+            remedy = "write another word for it in the table and in data.columns.categories"
+            findings.append(Finding("empty-category", place, counts[value], text, remedy))
+    return findings
 
 
 def encode(rows: TextTable, columns: Columns, missing: str, where: str) -> np.ndarray:
@@ -329,9 +409,11 @@ def names_of_labels(cells: Cells, where: str, first_row: int = FIRST_ROW) -> np.
     refuse_empty(cells, where, "label", first_row)
 
     def name(text: str) -> str:
-        if not _is_number(text):
+        if WHOLE.fullmatch(text):
+            return str(int(text))
+        number = number_of(text)
+        if np.isnan(number):
             return composed(text)
-        number = float(text)
         if not number.is_integer():
             raise UserError(
                 f"{where}: the label {text!r} has a fraction; labels are names or numbers of classes; "
@@ -358,7 +440,7 @@ def targets_of(cells: Cells, task: str, where: str) -> np.ndarray:
 
 def class_order(name: str) -> tuple[int, str]:
     """The key by which classes are sorted: numbers by value, then other names."""
-    if name.lstrip("-").isdecimal():
+    if WHOLE.fullmatch(name):
         return int(name), ""
     return 2**62, name
 
@@ -371,6 +453,7 @@ def read_rows(file: Path, data: DataSettings, bench: Benchmark) -> np.ndarray:
     """
     columns = recorded_columns(file, data, bench, {})
     table = read_table(file)
+    refuse_blank_rows(file)
     columns = with_features(columns, table.columns, file)
     return encode(table, columns, data.missing, str(file))
 

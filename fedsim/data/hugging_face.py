@@ -60,6 +60,7 @@ def discover(data: DataSettings, row: Benchmark) -> Benchmark:
     A label column with names (ClassLabel) also keeps the classes without images. Raises UserError for a folder that is
     not such a data set, a missing column, and fewer than two classes.
     """
+    _refuse_columns(data)
     opened = _opened(data)
     labels = opened.rows.features[_column(data, "label")]
     return named(
@@ -70,6 +71,15 @@ def discover(data: DataSettings, row: Benchmark) -> Benchmark:
         splits=opened.splits,
         where=_where(data),
     )
+
+
+def _refuse_columns(data: DataSettings) -> None:
+    """Raises UserError for a key of `data.columns` that is not read here, such as split: the splits have names."""
+    keys = (*COLUMNS, "group")
+    for name in data.columns:
+        if name not in keys:
+            hint = f"{nearest(name, keys)}known: {', '.join(keys)}"
+            raise UserError(f"data.columns: no column {name!r} is read of this data set; {hint}")
 
 
 class HuggingFaceReader(Reader):

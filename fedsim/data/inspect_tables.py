@@ -1,6 +1,6 @@
 """Inspects a table of numbers before training: rows, empty cells, suspicious values, and an experiment file for it."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from fedsim.data.feature_tables import (
     with_features,
 )
 from fedsim.data.findings import joined_names, lines_of
-from fedsim.data.label_findings import class_findings, count_names, spelling_findings
+from fedsim.data.label_findings import class_findings, count_names, number_findings, spelling_findings
 from fedsim.data.names import subfolders
 from fedsim.data.reader import reader
 from fedsim.data.tables import header_of, read_pieces
@@ -31,6 +31,7 @@ from fedsim.data.targets import STRATUM
 from fedsim.data.text_table import FIRST_ROW, SUFFIXES, Cells, TextTable
 from fedsim.settings import DataSettings
 
+Place = Callable[[int], str]  # what the row at a position is called
 MOST_VALUES = 30  # different texts of a column of categories; a column with more is rather a name or a date
 FEW_VALUES = 10  # a column with so few different numbers may have a 0 that means 0
 GAP = 0.1  # a 0 that is so far below all other numbers, as a share of their span, was perhaps not measured
@@ -69,6 +70,7 @@ class Rows:
     columns: what the columns are, and which of them are features
     cells: pandas' frame of texts, with a column of domains
     domains, labels: the domain and the class of each row
+    place: what a row at a position is called, with its number in its file
     empty: for each feature which of its cells are empty, bool [N]
     """
 
@@ -76,6 +78,7 @@ class Rows:
     cells: pd.DataFrame
     domains: pd.Series
     labels: pd.Series
+    place: Place
     empty: Mapping[str, np.ndarray]
 
 
@@ -111,11 +114,13 @@ def inspect_table(path: Path, data: DataSettings) -> TableInspection:
     Raises UserError for a table that cannot be read, and where it is not known which columns are label and domain.
     """
     files = tables_in(path)
-    tables = [_with_domain(file, data) for file in files]
-    cells = pd.concat(tables, ignore_index=True)
+    tables = {file: _with_domain(file, data) for file in files}
+    cells = pd.concat(tables.values(), ignore_index=True)
+    place = _places_in(tables)
     columns = with_features(columns_of(data, {}), cells.columns, path)
-    columns, left_out = _with_kinds(columns, cells)
-    rows = _rows_of(path, columns, cells, data.task)
+    columns, left_out = _with_kinds(columns, cells, place)
+    labels = [_labels(file, columns, table, data.task) for file, table in tables.items()]
+    rows = _rows_of(columns, cells, pd.concat(labels, ignore_index=True), place)
     suspects = _suspects(rows)
     telling = [] if data.task in OF_TENSORS else _tell_the_class(rows)
     problems = _of_file_names(files[0], columns)
@@ -138,29 +143,46 @@ def inspect_table(path: Path, data: DataSettings) -> TableInspection:
     )
 
 
-def _rows_of(path: Path, columns: Columns, cells: pd.DataFrame, task: str) -> Rows:
-    """The rows with their domains, labels and empty cells; UserError for a label that does not fit."""
+def _places_in(tables: Mapping[Path, pd.DataFrame]) -> Place:
+    """A function that names a row by its position among all tables: 'row 3', with several tables 'row 3 of b.csv'."""
+    files = list(tables)
+    ends = np.cumsum([len(table) for table in tables.values()])
+
+    def place(position: int) -> str:
+        number = int(np.searchsorted(ends, position, side="right"))
+        file = files[number]
+        row = position - int(ends[number]) + len(tables[file]) + FIRST_ROW
+        return f"row {row}" if len(files) == 1 else f"row {row} of {file.name}"
+
+    return place
+
+
+def _rows_of(columns: Columns, cells: pd.DataFrame, labels: pd.Series, place: Place) -> Rows:
+    """The rows with their domains, labels and empty cells."""
     names = text_of_names(Cells.of(cells[columns.domain]))
-    labels = _labels(path, columns, cells, task)
     table = TextTable.of(cells)
     return Rows(
         columns=columns,
         cells=cells,
         domains=pd.Series(names, index=cells.index),
         labels=labels,
+        place=place,
         empty={name: columns.empty(table, name) for name in columns.features},
     )
 
 
-def _labels(path: Path, columns: Columns, cells: pd.DataFrame, task: str) -> pd.Series:
-    """The class of each row; one and the same where the targets are numbers or several labels, which are checked."""
+def _labels(file: Path, columns: Columns, cells: pd.DataFrame, task: str) -> pd.Series:
+    """The class of each row of a table; one and the same where targets are numbers or several labels.
+
+    Raises UserError for a label that does not fit.
+    """
     if task not in OF_TENSORS:
         texts = Cells.of(cells[columns.label])
-        names = names_of_labels(texts, f"{path}, column {columns.label!r}")
+        names = names_of_labels(texts, f"{file}, column {columns.label!r}")
         return pd.Series(names, index=cells.index)
     for name in columns.labels:
         texts = Cells.of(cells[name])
-        targets_of(texts, task, f"{path}, column {name!r}")
+        targets_of(texts, task, f"{file}, column {name!r}")
     return pd.Series(STRATUM, index=cells.index)
 
 
@@ -187,7 +209,7 @@ def _missing_column(file: Path, name: str, key: str, header: Iterable[str]) -> U
     )
 
 
-def _with_kinds(columns: Columns, rows: pd.DataFrame) -> tuple[Columns, list[str]]:
+def _with_kinds(columns: Columns, rows: pd.DataFrame, place: Place) -> tuple[Columns, list[str]]:
     """The columns with every column of texts among the categories, and sentences on those that are no features."""
     categories = dict(columns.categories)
     features, left_out = [], []
@@ -202,7 +224,7 @@ def _with_kinds(columns: Columns, rows: pd.DataFrame) -> tuple[Columns, list[str
             left_out.append(f"{name} has another value in every row; it is left out of the features")
             continue
         if is_text and len(values) > MOST_VALUES and name not in categories:
-            left_out.append(f"{name} has {_texts_and_numbers(cells)}; it is left out of the features")
+            left_out.append(f"{name} has {_texts_and_numbers(cells, place)}; it is left out of the features")
             continue
         features.append(name)
         if is_text or name in categories:
@@ -212,17 +234,16 @@ def _with_kinds(columns: Columns, rows: pd.DataFrame) -> tuple[Columns, list[str
     return replace(columns, features=tuple(features), categories=categories), left_out
 
 
-def _texts_and_numbers(cells: pd.Series) -> str:
+def _texts_and_numbers(cells: pd.Series, place: Place) -> str:
     """Says how many different texts a column has; where few rows have no number, which the first of them is."""
     texts = cells[_as_numbers(cells).isna()]
     if len(texts) > len(cells) / FEW_VALUES:
         return f"{cells.nunique()} different texts"
     others = "1 text:" if len(texts) == 1 else f"{len(texts)} texts, such as"
     first = texts.iloc[0]
-    row = texts.index[0] + FIRST_ROW
     numbers = len(cells) - len(texts)
     remedy = f"correct it, or name it with data.columns.missing = {{{texts.name} = ['{first}']}}"
-    return f"{numbers} numbers and {others} {first!r} in row {row}; {remedy}"
+    return f"{numbers} numbers and {others} {first!r} in {place(texts.index[0])}; {remedy}"
 
 
 def _counts_up(cells: pd.Series) -> bool:
@@ -386,7 +407,9 @@ def _odd_texts(rows: Rows) -> list[str]:
         if name in rows.columns.categories:
             values = rows.cells.loc[~is_empty, name]
             counts = count_names(values.tolist())
-            sentences += lines_of(spelling_findings(counts, f"column {name!r}"))
+            place = f"column {name!r}"
+            sentences += lines_of(spelling_findings(counts, place))
+            sentences += lines_of(number_findings(counts, place))
     return sentences
 
 
@@ -430,10 +453,10 @@ def _equal_rows(rows: Rows) -> list[str]:
     pairs: list[str] = []
     repeats: list[str] = []
     for first, *others in _positions_of_equals(rows):
-        row = f"row {first + FIRST_ROW}"
+        row = rows.place(first)
         elsewhere = []
         for position in others:
-            other = f"row {position + FIRST_ROW}"
+            other = rows.place(position)
             if domains[position] == domains[first]:
                 repeats.append(f"{other} repeats {row}")
             else:

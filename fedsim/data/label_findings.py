@@ -4,6 +4,7 @@ several labels in one, numbers that are measured and not named.
     label_findings({"cat": 20, "cat\N{ZERO WIDTH SPACE}": 1}, "mine.csv", "label")   ->  one finding, hidden-signs
 """
 
+import math
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from fedsim.data.findings import Finding, joined_names
 from fedsim.data.names import plain
+from fedsim.data.text_table import number_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,7 +47,7 @@ def name_findings(counts: Counts, where: object, column: str, first_row: FirstRo
     return [
         *_hidden(counts, place, first_row),
         *spelling_findings(counts, place),
-        *_number_forms(counts, place, first_row),
+        *number_findings(counts, place, first_row),
         *_missing(counts, place, first_row),
     ]
 
@@ -131,7 +133,7 @@ def spelling_findings(counts: Counts, place: str) -> list[Finding]:
     return findings
 
 
-def _number_forms(counts: Counts, place: str, first_row: FirstRow) -> list[Finding]:
+def number_findings(counts: Counts, place: str, first_row: FirstRow = lambda name: 0) -> list[Finding]:
     """A grave finding for each number that is written in two forms, such as 0 and 0.0."""
     forms: dict[float, list[str]] = {}
     for name in counts:
@@ -142,7 +144,7 @@ def _number_forms(counts: Counts, place: str, first_row: FirstRow) -> list[Findi
     for names in forms.values():
         if len(names) < 2:
             continue
-        rare = min(names, key=lambda name: counts[name])
+        rare = min(names, key=lambda name: counts[name] or math.inf)
         shown = f"{_with_rows(counts, names)}{_row(rare, first_row)}"
         finding = Finding(
             kind="numbers",
@@ -158,10 +160,7 @@ def _number_forms(counts: Counts, place: str, first_row: FirstRow) -> list[Findi
 
 def _number(name: str) -> float | None:
     """The finite number that a name is; None for other names."""
-    try:
-        number = float(name)
-    except ValueError:
-        return None
+    number = number_of(name)
     return number if abs(number) < float("inf") else None
 
 

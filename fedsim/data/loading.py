@@ -437,7 +437,7 @@ def _pools(
     if numbers is not None:
         groups_of_pool = numbers[pool].astype(np.int64).tobytes()
     parts = _drawn(
-        labels.array[pool].tobytes(),
+        labels.array[pool].astype(np.int64).tobytes(),
         groups_of_pool,
         *drawn,
         seed_hash(*stream, "partition"),

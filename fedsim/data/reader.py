@@ -90,6 +90,10 @@ class Reader:
         """What decoding the images of the used domains has seen; they are decoded on first use."""
         return []
 
+    def value_findings(self) -> list[Finding]:
+        """What the values of features show. They quote single values, so that a site keeps them to itself."""
+        return []
+
     def digests(self, domain: str) -> np.ndarray | None:
         """Digests uint8 [N,16] of the bytes of a domain's image files, which find copies; None without such files."""
         return None
@@ -125,7 +129,7 @@ def reader_class(bench: Benchmark) -> type[Reader]:
 
 
 def read_images(read: Reader, domain: str, apart: bool = False) -> Images:
-    """What a reader gives for a domain; see `Reader.images`.
+    """What a reader gives for a domain, its labels as int64 [N]; see `Reader.images`.
 
     Raises UserError for images that are not uint8 [N,C,s,s] with the data set's number of channels, and for labels that
     are not the numbers of its classes. It also refuses tensors that are not float32 of its shape. Floats of a reader
@@ -138,7 +142,7 @@ def read_images(read: Reader, domain: str, apart: bool = False) -> Images:
         fault = _fault_of_labels(labels, len(images), len(bench.classes))
     if fault:
         raise _reader_error(read, domain, fault)
-    return images, labels
+    return images, labels.astype(np.int64, copy=False)
 
 
 def read_groups(read: Reader, domain: str, count: int) -> np.ndarray | None:

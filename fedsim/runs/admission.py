@@ -193,7 +193,7 @@ def check_run(space: Space) -> Admitted:
     findings: list[Finding] = []
     if experiment.run.runtime != "deployment":
         read = reader(experiment.data, plan.data)
-        findings = [*read.findings(), *read.file_findings()]
+        findings = [*read.findings(), *read.value_findings(), *read.file_findings()]
         refuse_grave(findings, experiment.data.accept)
         shared = shared_images(experiment.data, experiment.run.target, plan.data)
         shared.refuse()

@@ -234,7 +234,16 @@ def make_roster(grid: Grid, space: Workspace, run_config: Config, identify: Iden
     """The roster of the run's clients, and of the target's site where a site evaluates the unseen domain."""
     plan, run = space.plan, space.experiment.run
     target = run.target if run.evaluate_target == "site" else ""
-    return Roster(grid, plan.clients, len(plan.data.classes), run_config, target, identify, space.frozen_content)
+    return Roster(
+        grid,
+        plan.clients,
+        len(plan.data.classes),
+        run_config,
+        target,
+        identify,
+        space.frozen_content,
+        space.hashes_of_names(),
+    )
 
 
 def record_sites(space: Workspace, session: Session, roster: Roster, tested: Sequence[int]) -> None:

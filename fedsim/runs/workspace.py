@@ -22,6 +22,8 @@ from fedsim.data import ClientData, domain_findings, domain_of, load_client, loa
 from fedsim.data.augment import Scaler, Transforms, make_transforms, to_float
 from fedsim.data.findings import sent_findings
 from fedsim.data.fingerprint import Fingerprints, fingerprint
+from fedsim.data.names import plain
+from fedsim.data.reader import content_hash
 from fedsim.data.scaling import Moments, Scale, moments_of, scale_rule, scales_targets, summed_features
 from fedsim.models import weight_statistics
 from fedsim.models.blind_taps import widen_convolutions
@@ -175,6 +177,20 @@ class Workspace:
         names = self.plan.data.outputs if model.head == "text" else ()
         return frozen_content(self.view.state, self.places, model.weights, names)
 
+    def hashes_of_names(self) -> dict[str, str]:
+        """Hashes of the names of classes and of features in their order, which each machine reads of its own data.
+
+        Another spelling of a class is the same class. The hash of features is empty where examples are no rows of a
+        table, or where a server has a shape alone.
+        """
+        bench = self.plan.data
+        classes = "\0".join(map(plain, bench.classes))
+        features = "\0".join(bench.features)
+        return {
+            "classes": content_hash(classes.encode()),
+            "features": content_hash(features.encode()) if features else "",
+        }
+
     def _initial_personal(self) -> dict[str, torch.Tensor]:
         """The initial values, on the CPU, of the tensors that a client keeps to itself."""
         state = self.view.state
@@ -279,8 +295,9 @@ class Workspace:
         """The data of a client, in memory."""
         if name == POOLED:
             data = load_pooled(self.experiment.data, self.experiment.run.target)
-            return LocalData(data, self.transforms, self.device, self.task)
-        local = LocalData(self._client_data(name), self.transforms, self.device, self.task)
+        else:
+            data = self._client_data(name)
+        local = LocalData(data, self.transforms, self.device, self.task)
         local.shifted = shifted_share(self.experiment, name)
         local.at_test = self.recipe.augment.at_test(local) if self.recipe.augment else None
         return local

@@ -63,10 +63,17 @@ def parse_attack(text: str) -> Attack:
 
 
 def checked(attackers: Mapping[str, str]) -> dict[str, str]:
-    """The attackers without the honest ones; ValueError for an attack that does not exist."""
+    """The attackers without the honest ones.
+
+    Raises ValueError for an attack that does not exist, and for an honest client of a domain whose clients lie.
+    """
     lying = {client: text for client, text in attackers.items() if text != HONEST}
     for text in lying.values():
         parse_attack(text)
+    for client in attackers.keys() - lying.keys():
+        domain = client.partition("/")[0]
+        if domain in lying:
+            raise ValueError(f"{client!r} cannot be honest where all clients of {domain!r} lie; name those that lie")
     return lying
 
 

@@ -7,7 +7,7 @@ Every wait has a time limit.
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import NoReturn
 
@@ -20,7 +20,17 @@ from fedsim.data.fingerprint import difference
 from fedsim.settings import RunSettings
 from fedsim.tensors.records import Config
 from strategies.wire.reply_checks import RESTART, Expected, RejectedReplyError, checked, one_line
-from strategies.wire.sites import UNANSWERED, Identify, Site, check_site, implausible, impostor, name_of, read_sites
+from strategies.wire.sites import (
+    UNANSWERED,
+    Identify,
+    Site,
+    check_names,
+    check_site,
+    implausible,
+    impostor,
+    name_of,
+    read_sites,
+)
 
 POLL_SECONDS = 1.0
 FIRST_SECONDS = 5.0  # until the first line that somebody is missing
@@ -43,6 +53,7 @@ class Roster:
     `sites` keeps the order of `clients`; a client that has not answered yet has the node UNANSWERED. Where nodes have
     keys, `identify` says which site owns a node's key, and the node is admitted only in the role of that site.
     `frozen` is the hash of the server's frozen weights: they do not travel, so every node has to have the same ones.
+    `names` are the hashes of the names of its classes and features, which do not travel either.
     """
 
     def __init__(
@@ -54,12 +65,14 @@ class Roster:
         target: str = "",
         identify: Identify | None = None,
         frozen: str = "",
+        names: Mapping[str, str] | None = None,
     ) -> None:
         self.grid = grid
         self.classes = classes
         self.run_config = run_config
         self.identify = identify
         self.frozen = frozen
+        self.names = names or {}
         self.sites = {client: Site(client) for client in clients}
         self.target = Site(target, role="target") if target else None
         self.check_late: CheckLate | None = None  # of the data of a site that was not there when the run began
@@ -328,6 +341,7 @@ class Roster:
         if expected.node_id in self._online and expected.node_id != node:
             raise UserError(f"two nodes say that they are {site.client!r}; every client needs one node")
         check_site(site, self.classes, self.frozen)
+        check_names(site, self.names)
         self._check_return(site)
         self._keep(site)
 

@@ -43,6 +43,8 @@ class Site:
     moments: Moments | None = None  # the sums of its training rows, where a scale is made of all clients' sums
     findings: tuple[Finding, ...] = ()  # what the files of a site show
     frozen: str = ""  # hash of the weights that every machine builds itself; "" without any
+    classes: str = ""  # hash of the classes' names in their order; "" in a simulation
+    features: str = ""  # likewise of the features of rows of numbers; "" also for other examples
 
     @property
     def content(self) -> str:
@@ -96,6 +98,8 @@ def read_site(node: int, answer: Answer) -> tuple[Site, str]:
         moments=moments,
         findings=findings,
         frozen=frozen,
+        classes=one_line(str(answer.get("classes", ""))),
+        features=one_line(str(answer.get("features", ""))),
     )
     return site, holds or "nameless"
 
@@ -161,6 +165,26 @@ def check_site(site: Site, classes: int, frozen: str) -> None:
     labels = sum(site.class_counts)
     if not 0 < site.examples <= MOST_EXAMPLES or labels != site.examples:
         raise UserError(f"client {site.client!r} reports {site.examples} examples but {labels} labels")
+
+
+REMEDIES = {
+    "classes": "name all in data.classes",
+    "features": "name all in data.columns.features, and all categories in data.columns.categories",
+}
+
+
+def check_names(site: Site, names: Mapping[str, str]) -> None:
+    """Raises UserError when a site's classes, or its features, are not those of the server in the same order.
+
+    names: the server's hashes of both, of which an empty one is not compared
+    """
+    for kind, remedy in REMEDIES.items():
+        here, there = names.get(kind, ""), getattr(site, kind)
+        if here and there and here != there:
+            raise UserError(
+                f"client {site.client!r} has other {kind} than the server, or has them in another order, so that one "
+                f"number would mean two things; {remedy}, and correct the data that differ"
+            )
 
 
 LONGEST_NAME = 100  # characters of a name that a node claims, in messages

@@ -1,5 +1,7 @@
 """FedRDN: images normalized by statistics of clients, on numbers worked out by hand and on small runs."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from clients.augment.client_normalization import ClientNormalization, statistics
 from fedsim.common.errors import UserError
 from fedsim.data.augment import Normalization
 from fedsim.models.infer.target_normalization import TargetNormalization, image_moments, normalized
+from fedsim.runs.workspace import Workspace
 from fedsim.testing.contract import run_watched, small_plan
 from strategies.banks.image_moments import ImageMoments
 from strategies.parts import ServerRound
@@ -155,6 +158,13 @@ def test_the_rule_brings_its_augmentation_and_its_bank(tmp_path):
     assert [type(part) for part in (plan.recipe.augment, *plan.recipe.banks)] == [ClientNormalization, ImageMoments]
     own = small_plan("fedrdn", tmp_path, ["method.target_normalization.statistics=own"]).recipe
     assert (own.infer.transductive, "unseen domain" in own.disclosure()) == (True, False)
+
+
+def test_pooled_data_are_measured_as_an_augmentation_says(tmp_path):
+    """An augmentation of one's own changed pooled images in training alone, and `at_test` was never asked."""
+    space = Workspace(small_plan("deepall", tmp_path, FEW))
+    space.recipe = replace(space.recipe, augment=ClientNormalization())
+    assert space.local_data("pooled").at_test is not None
 
 
 def test_normalization_of_the_data_set_comes_first():

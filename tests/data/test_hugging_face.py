@@ -44,6 +44,8 @@ def test_domains_classes_and_images(tmp_path, monkeypatch):
     for changes, said in (
         ({"columns": {}}, r"has no column 'domain'; .*place.*data.columns.domain"),
         ({"root": str(tmp_path)}, "no data set that `save_to_disk` wrote"),
+        ({"columns": {"domain": "place", "split": "fold"}}, "no column 'split' is read of this data set"),
+        ({"columns": {"domain": "place", "lable": "kind"}}, "no column 'lable' .*did you mean 'label'"),
     ):
         with pytest.raises(UserError, match=said):
             benchmark(saved.model_copy(update=changes))

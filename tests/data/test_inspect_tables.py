@@ -72,6 +72,22 @@ def test_a_folder_of_tables_and_an_npz_file_are_described(tmp_path):
     assert resolve(from_table(tomllib.loads(found.experiment))).data.shape == (2, 3)
 
 
+def test_rows_of_several_tables_have_the_numbers_of_their_files(tmp_path):
+    """They were counted through all files, so that row 3 of the second one was called row 14."""
+    for name in "ab":
+        start = 0 if name == "a" else 100
+        lines = [f"{start + n},{n * n % 7},{'uv'[n % 2]}" for n in range(11)]
+        (tmp_path / f"{name}.csv").write_text("x,y,label\n" + "\n".join(lines) + "\n")
+    text = (tmp_path / "b.csv").read_text()
+    (tmp_path / "b.csv").write_text(text.replace("\n101,1,v\n", "\n4,2,v\n"))
+    problems = inspect_table(tmp_path, given_in([])).problems
+    pair = "row 6 of a.csv (a) and row 3 of b.csv (b) have equal features"
+    assert f"{pair}: is it one patient in two domains?" in problems
+    (tmp_path / "b.csv").write_text(text.replace("\n102,4,u\n", "\n102,4,\n"))
+    with pytest.raises(UserError, match=r"b\.csv, column 'label', row 4: the label is empty"):
+        inspect_table(tmp_path, given_in([]))
+
+
 def test_what_the_command_prints_and_refuses(tmp_path, capsys):
     file = EMBEDDED["hospitals"].file
     with pytest.raises(

@@ -137,6 +137,20 @@ def test_arrays_may_have_other_names(tmp_path):
     columns = {"label": "exercise", "domain": "person"}
     settings = {"dataset": "arrays", "root": str(tmp_path / "s.npz"), "columns": columns}
     assert benchmark(from_table({"data": settings}).data).domains == ("7", "8")
+    others = {"label": [5, 6], "domain": [1, 1], "split": ["train", "test"]}
+    np.savez(tmp_path / "s.npz", x=np.ones((2, 3)), exercise=[0, 1], person=[7, 8], fold=["test", "train"], **others)
+    data = from_table({"data": {**settings, "columns": {**columns, "split": "fold"}}}).data
+    bench = benchmark(data)
+    assert (bench.domains, bench.classes) == (("7", "8"), ("0", "1"))
+    assert reader(data, bench).listed("7", "test").tolist() == [0]
+
+
+@pytest.mark.parametrize("columns", [{"features": ["0"]}, {"missing": {"0": ["0"]}}, {"categories": {"0": ["1", "2"]}}])
+def test_columns_of_tables_are_refused_for_arrays(tmp_path, columns):
+    """A choice of features was dropped without a word, so that all of them trained."""
+    [name] = columns
+    with pytest.raises(UserError, match=f"data.columns.{name} is for tables"):
+        benchmark(npz(tmp_path).model_copy(update={"columns": columns}))
 
 
 @pytest.mark.parametrize(
@@ -302,3 +316,44 @@ def test_a_table_of_numbers_is_no_table_of_images(tmp_path):
     named = {"dataset": "table", "root": str(tmp_path / "n.csv"), "columns": {"path": "age"}}
     with pytest.raises(UserError, match=r"the column 'age' holds numbers and no names of files; .*'arrays'"):
         benchmark(from_table({"data": named}).data)
+
+
+def test_categories_that_would_be_other_inputs_without_an_error_are_found(tmp_path):
+    """Hospital b's file came from floats, and it writes Past; `none` is a text of an empty cell."""
+    text = "age,cp,smoke,sick,hospital\n40,1,none,no,a\n50,2,past,yes,a\n41,1.0,none,yes,b\n51,2.0,Past,no,b\n"
+    columns = {**COLUMNS, "categories": {"cp": ["1", "2"], "smoke": ["none", "past"]}}
+    data = table(tmp_path, text, target="b", columns=columns)
+    read = reader(data, benchmark(data))
+    findings = read.value_findings()
+    assert read.findings() == []  # which a site sends to the server
+    assert [finding.kind for finding in findings] == ["numbers", "numbers", "spelling", "empty-category"]
+    assert [finding.is_grave for finding in findings] == [True, True, False, False]
+    assert "column 'cp': one number is written in 2 forms, '1' (rows: 1), '1.0' (rows: 1)" in findings[0].line
+    assert "column 'smoke': the category 'none' (rows: 2) counts as an empty cell" in findings[3].line
+    columns = {**COLUMNS, "features": ["age", "cp"], "categories": ["cp"]}
+    unnamed = table(tmp_path, text, target="b", columns=columns)
+    assert [finding.kind for finding in reader(unnamed, benchmark(unnamed)).value_findings()] == ["numbers"] * 2
+
+
+def test_a_declared_category_may_have_any_unicode_form(tmp_path):
+    text = "age,cp,sick,hospital\n40,caf\u00e9,no,a\n50,tea,yes,a\n41,tea,yes,b\n51,cafe\u0301,no,b\n"
+    columns = {**COLUMNS, "categories": {"cp": ["cafe\u0301", "tea"]}}
+    data = table(tmp_path, text, target="b", columns=columns)
+    read = reader(data, benchmark(data))
+    assert read.images("a")[0][:, 1:].tolist() == [[1, 0, 0], [0, 1, 0]]
+    assert read.images("b")[0][:, 1:].tolist() == [[0, 1, 0], [1, 0, 0]]
+
+
+def test_columns_that_the_first_of_several_files_lacks_are_named(tmp_path):
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    (folder / "a.csv").write_text("age,sick\n40,no\n50,yes\n")
+    (folder / "b.csv").write_text("age,chol,sick\n41,200,no\n51,210,yes\n")
+
+    def kinds(columns):
+        settings = {"dataset": "arrays", "root": str(folder), "columns": columns}
+        data = from_table({"data": settings, "run": {"target": "b"}}).data
+        return [finding.kind for finding in reader(data, benchmark(data)).value_findings()]
+
+    assert kinds({"label": "sick"}) == ["left-out"]
+    assert kinds({"label": "sick", "features": ["age"]}) == []

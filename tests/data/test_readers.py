@@ -61,3 +61,14 @@ def test_right_images_and_rows_are_read():
     assert load_client(DataSettings(dataset=f"{__name__}:Own"), "a", "b").images.dtype == np.uint8
     GIVEN["images"] = np.ones((20, 3), np.float32), LABELS
     assert load_target(DataSettings(dataset=f"{__name__}:Rows"), "b")[0].shape == (20, 3)
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int32])
+def test_labels_of_another_width_count_as_int64(kind):
+    """The labels were once read as bytes of int64, so that the clients of a domain shared an eighth or a half of it."""
+    GIVEN["images"] = np.zeros((40, 1, 8, 8), np.uint8), (np.arange(40) // 20).astype(kind)
+    data = DataSettings(dataset=f"{__name__}:Own", clients_per_domain=2)
+    clients = [load_client(data, name, "b") for name in ("a/0", "a/1")]
+    held = np.concatenate([np.concatenate([client.train, client.validation]) for client in clients])
+    assert sorted(held.tolist()) == list(range(40))
+    assert [client.labels.dtype for client in clients] == [np.int64, np.int64]

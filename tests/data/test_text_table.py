@@ -6,8 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fedsim.common.errors import UserError
 from fedsim.data.array_rows import EMBEDDED
-from fedsim.data.feature_tables import is_empty, numbers_of, read_table
+from fedsim.data.feature_tables import is_empty, names_of_labels, numbers_of, read_table, refuse_blank_rows
 from fedsim.data.text_table import Cells, TextTable, number_of, read_shipped
 
 TEXTS = ["a", "b", "a", "", "b", "a"]
@@ -70,3 +71,26 @@ def test_a_missing_text_is_an_empty_one():
     """pandas gives a missing value the place -1, which is that of the last text."""
     cells = Cells.of(pd.Series(["1", None, "2"], dtype=object))
     assert cells.each(str).tolist() == ["1", "", "2"]
+
+
+def test_names_of_classes_keep_all_digits():
+    """As floats two codes of 18 digits were one class, and 1_0 was 10, as Python reads it."""
+    texts = ["900000000000207008", "900000000000207009", "1_0", "10", "3.0", "-2", "007", "1e3", "e\u0301"]
+    names = ["900000000000207008", "900000000000207009", "1_0", "10", "3", "-2", "7", "1000", "\u00e9"]
+    assert names_of_labels(Cells.of(texts), "t.csv").tolist() == names
+
+
+@pytest.mark.parametrize("text", ["a,b\n1,2\n\n3,4\n", "a,b\r\n1,2\r\n \r\n3,4\r\n", "a\n1\n\n2\n"])
+def test_a_blank_row_would_give_the_rows_below_it_other_numbers(tmp_path, text):
+    """The prediction for the patient in row 4 was called that of row 3, which is blank."""
+    file = tmp_path / "t.csv"
+    file.write_text(text, newline="")
+    assert len(read_table(file)) == 2
+    with pytest.raises(UserError, match=r"t\.csv, row 3: it is blank"):
+        refuse_blank_rows(file)
+
+
+@pytest.mark.parametrize("text", ["a,b\n1,2\n,\n3,4\n\n\n", 'a,b\n"1\n\n",2\n3,4\n', 'a\n1\n""\n2\n'])
+def test_other_rows_are_not_blank(tmp_path, text):
+    (tmp_path / "t.csv").write_text(text)
+    refuse_blank_rows(tmp_path / "t.csv")

@@ -153,6 +153,7 @@ def test_every_table_says_that_a_client_lies(tmp_path):
         ({"rot15": "noise(x)"}, "write a number"),
         ({"rot15": "label_flip(2)"}, "has no option"),
         ({"rot15": "label_shift(2)"}, "from 0 to 1"),
+        ({"rot15": "sign_flip", "rot15/1": "none"}, "'rot15/1' cannot be honest where all clients of 'rot15' lie"),
         ({"rot45": "sign_flip"}, "which does not train here"),
         ({"rot15": "mimic(rot45)"}, "no honest client"),
         ({"rot0": "noise", "rot15": "noise", "rot30": "noise"}, "every client lies"),

@@ -26,7 +26,7 @@ from fedsim.settings import DataSettings
 from fedsim.settings.experiment import Experiment, from_table, parse_experiment, parse_override
 from strategies.wire.handshake import Roster
 from strategies.wire.reply_checks import RejectedReplyError
-from strategies.wire.sites import check_site, read_site
+from strategies.wire.sites import check_names, check_site, read_site
 
 
 def upright(data: DataSettings, client, indices: np.ndarray) -> set[bytes]:
@@ -144,13 +144,13 @@ def test_nonsense_about_data_is_refused(wrong):
     assert len(str(error.value)) < 300
 
 
-def roster_of(plan, folder, client, role, frozen):
+def roster_of(plan, folder, client, role, frozen, names=None):
     grid = InlineGrid(app, 1)
     (node,) = grid.get_node_ids()
     own = {"domain": client, "site": "a", "role": role, "data-dir": "", "state-dir": str(folder)}
     grid.contexts[node].node_config = own
     config = {"experiment": plan.experiment.toml(), "state-dir": str(folder), "token": "0" * 16, "timeout": 60.0}
-    return Roster(grid, ["rot15"], 10, config, client if role == "target" else "", None, frozen)
+    return Roster(grid, ["rot15"], 10, config, client if role == "target" else "", None, frozen, names)
 
 
 def planned(**sections):
@@ -171,6 +171,36 @@ def test_a_site_whose_frozen_weights_differ_is_refused_by_name(tmp_path, role):
         roster_of(plan, tmp_path, client, role, other).call(60.0, [client])
     with pytest.raises(UserError, match="other frozen weights"):  # of a site that says nothing
         check_site(read_site(7, SAID)[0], 2, "0" * 20)
+
+
+@pytest.mark.parametrize("role", ["source", "target"])
+def test_a_site_whose_classes_or_features_differ_is_refused_by_name(tmp_path, role):
+    """Their numbers alone were compared, so that class 0 could be a dog at one site and a cat at another."""
+    plan = planned()
+    client = "rot15" if role == "source" else plan.experiment.run.target
+    names = Workspace(plan).hashes_of_names()
+    assert roster_of(plan, tmp_path, client, role, "", names).call(60.0, [client]) == []
+    with pytest.raises(UserError, match=f"client '{client}' has other classes than the server"):
+        roster_of(plan, tmp_path, client, role, "", {"classes": "0" * 20}).call(60.0, [client])
+    site = read_site(7, {**SAID, "classes": "a" * 20, "features": "b" * 20})[0]
+    check_names(site, {"classes": "a" * 20, "features": ""})
+    check_names(read_site(7, SAID)[0], {"classes": "a" * 20, "features": "b" * 20})  # of an earlier version
+    with pytest.raises(UserError, match="client 'photo' has other features than the server"):
+        check_names(site, {"classes": "a" * 20, "features": "c" * 20})
+
+
+def test_the_order_of_columns_is_part_of_their_names(tmp_path):
+    hashes = []
+    for header in ("age,chol,sick", "chol,age,sick"):
+        folder = tmp_path / header
+        folder.mkdir()
+        for domain in "ab":
+            (folder / f"{domain}.csv").write_text(f"{header}\n1,2,no\n3,4,yes\n5,6,no\n")
+        data = {"dataset": "arrays", "root": str(folder), "columns": {"label": "sick"}}
+        plan = resolve(Experiment.model_validate({"data": data, "model": {"backbone": "mlp"}}))
+        hashes.append(Workspace(plan).hashes_of_names())
+    assert hashes[0]["classes"] == hashes[1]["classes"]
+    assert hashes[0]["features"] != hashes[1]["features"]
 
 
 @pytest.mark.parametrize(("table", "said"), [
