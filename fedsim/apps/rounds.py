@@ -1,6 +1,7 @@
 """The rounds of an app whose clients know nothing of fedsim: they are those of `FedDG`, with and without records."""
 
 import logging
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -18,7 +19,13 @@ from fedsim.common.lists import first_few
 from fedsim.common.values import JsonTable, Row
 from fedsim.models.tasks import TaskRules, rules_of
 from fedsim.runs import admission
-from fedsim.runs.app_records import log_best_round, recorded_numbers, refuse_other_clients, refuse_other_configs
+from fedsim.runs.app_records import (
+    KEY,
+    log_best_round,
+    recorded_numbers,
+    refuse_other_clients,
+    refuse_other_configs,
+)
 from fedsim.runs.plan import Plan
 from fedsim.runs.serve import recorded
 from fedsim.runs.session import Session
@@ -33,11 +40,12 @@ from strategies.recipe import ServerRecipe
 from strategies.round import RoundResult
 from strategies.wire.grids import PatientGrid
 from strategies.wire.handshake import OpenRoster
-from strategies.wire.own_apps import EXAMPLES, AppGrid, means_of, metric_record
+from strategies.wire.own_apps import EVALUATED, EXAMPLES, AppGrid, means_of, metric_record
 from strategies.wire.target_site import TargetScore
 
 logger = logging.getLogger("flwr.fedsim")  # by Flower's handler; a run of fedsim silences Flower's own lines
 logger.setLevel(logging.INFO)
+NOT_SHOWN = ("examples", "evaluation_seconds", "validation_examples", "images")  # columns of clients.csv
 
 
 @dataclass
@@ -133,6 +141,7 @@ class Rounds:
         with recorded(plan, ()) as (callbacks, check):
             session = Session(self.space, callbacks, check)
             session.note("app", configs)
+            session.note(KEY, list(plan.clients))
             session.attach(self.strategy)
             session.target_images = tested
             left = rounds - max(self.strategy.finished_rounds, 0)
@@ -168,7 +177,7 @@ def add_recorded(result: Result, folder: Path) -> None:
 def client_means(rows: Mapping[str, Mapping[str, Any]]) -> tuple[MetricRecord, MetricRecord]:
     """Returns the means over the clients of a round (of what they say of training, of validation)."""
     columns = dict.fromkeys(name for row in rows.values() for name in row)
-    shown = [name for name in columns if not name.startswith(NOT_SHOWN)]
+    shown = [name for name in columns if name not in NOT_SHOWN and not name.startswith(("bytes_", EVALUATED))]
     of_training = [name for name in shown if not name.startswith("validation_")]
     of_validation = [name for name in shown if name.startswith("validation_")]
     validation = means_of(rows, of_validation)
@@ -187,11 +196,6 @@ def weighted_mean(rows: Mapping[str, Mapping[str, Any]], column: str) -> float:
             amount += row[column] * row["validation_examples"]
             examples += row["validation_examples"]
     return amount / examples
-
-
-EVALUATED = "evaluate_"  # begins the columns of a client's metrics under its own names
-# Beginnings of columns.
-NOT_SHOWN = ("bytes_", "examples", "evaluation_seconds", "validation_examples", "images", EVALUATED)
 
 
 class Metrics(Sink):
@@ -310,12 +314,13 @@ class DatasetTarget:
 
     def score(self, arrays: ArrayRecord, entries: Entries) -> TargetScore:
         """Returns the accuracy and the mean loss of a model on all examples."""
+        started = time.perf_counter()
         tensors = record_to_arrays(arrays)
         state = {name: torch.from_numpy(array.copy()) for name, array in tensors.items()}
         self.net.load_state_dict(state)
         self.net.eval()
         value, loss, _ = self.rules.measure(self.net, self._batches())
-        return TargetScore(value, loss)
+        return TargetScore(value, loss, time.perf_counter() - started)
 
     def ask(self, grid: Grid, arrays: ArrayRecord, entries: Entries) -> TargetScore:
         """Returns the score of the initial model."""

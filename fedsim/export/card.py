@@ -8,14 +8,15 @@ from fedsim.common.doubt import Doubt
 from fedsim.common.errors import UserError
 from fedsim.common.tasks import task_in
 from fedsim.data import source_domains
-from fedsim.export.trained import SELECTED, TrainedModel
+from fedsim.export.trained import SELECTED, TrainedModel, scaling_of
 from fedsim.models.backbones import find_backbone
 from fedsim.models.infer.base import EvalMode
 from fedsim.parts.part import part_name
 from fedsim.records.environment import all_environments, read_environment
 from fedsim.records.readers import AGAIN
 from fedsim.records.record_files import read_record
-from fedsim.records.selection import primary_column
+from fedsim.records.selection import BY_TITLES, primary_column
+from fedsim.runs.attacked_data import liar_notes
 from fedsim.runs.doubt import DISCLOSED
 from fedsim.settings import RunSettings
 from fedsim.settings.run import NO_TARGET
@@ -58,6 +59,8 @@ def card(model: TrainedModel) -> str:
         sections["Doubt"] = _doubt(model, model.doubt)
     sections["Weights"] = _weights(model)
     sections["Limits"] = [LIMITS_OF_ALL if experiment.run.target == NO_TARGET else LIMITS]
+    for text in liar_notes(experiment):
+        sections["Limits"].append(f"\n{text[0].upper()}{text[1:]}.")
     sections["Versions"] = _versions(model.file.parent)
     name = data.title
     if data.source.startswith(OWN):
@@ -117,10 +120,7 @@ def _inputs(model: TrainedModel) -> str:
     names = ""
     if data.features:
         names = f": {', '.join(data.features)}"
-    scaling = "standardized before"
-    if model.feature_scale:
-        scaling = "the model standardizes them itself; NaN is a missing value"
-    return f"float32 tensors of the shape {list(data.shape)}{names}; {scaling}."
+    return f"float32 tensors of the shape {list(data.shape)}{names}; {scaling_of(model)}."
 
 
 def _summary(model: TrainedModel, method: str) -> str:
@@ -189,6 +189,8 @@ def _results(model: TrainedModel) -> list[str]:
     task = task_in(summary.index, "last_target_")
     column = primary_column(model.experiment, task.metric)
     selected, validation = _validation_texts(model.experiment.run, task.title)
+    if model.experiment.run.select_by != "primary":
+        selected += f", by {BY_TITLES[model.experiment.run.select_by]}"
     labels = {"best_validation": f"{selected} (`best`)", "last": "last round (`last`)"}
     lines = [
         f"| selection | round | {task.title} on the unseen domain | {validation} |",

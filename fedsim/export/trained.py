@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from fedsim.common.doubt import Doubt
 from fedsim.common.errors import UserError, nearest
+from fedsim.common.seeding import numpy_rng
 from fedsim.common.tasks import OF_TENSORS, REGRESSION
 from fedsim.data import Benchmark, benchmark, find_dataset
 from fedsim.data.augment import make_transforms, to_float
 from fedsim.data.fingerprint import difference, fingerprint
 from fedsim.data.pixels import decode, decode_picture
-from fedsim.data.scaling import Scale, scale_of_features, scales_targets
+from fedsim.data.scaling import Scale, scale_of_features, scale_rule, scales_targets
 from fedsim.data.tensor_records import recorded_scale, with_recorded_shape
 from fedsim.methods.registry import refuse_outside
 from fedsim.models import weight_statistics
@@ -161,6 +162,15 @@ class TrainedModel(nn.Module):
         inputs = [self.normalize(images) for images in batches]
         self._predict = self.inference_rule.begin(self.net, lambda: iter(inputs), self.own)
         return self
+
+    def ordered(self, indices: np.ndarray) -> np.ndarray:
+        """Returns indices [N] in the random order of the run for a rule that depends on the order, else as they are.
+
+        A folder lists its images class by class, so that a batch in their order would often have a single class.
+        """
+        if not self.inference_rule.shuffled:
+            return indices
+        return numpy_rng(self.experiment.run.seed, "test-order").permutation(indices)
 
     def prepare(self, files: Sequence[Path | str | Image.Image]) -> Tensor:
         """float32 [B, C, s, s] in [0, 1] of image files or PIL images, decoded and resized as in the run's evaluation.
@@ -374,14 +384,22 @@ def _output(model: TrainedModel) -> str:
     )
 
 
+def scaling_of(model: TrainedModel) -> str:
+    """Says how the tensors that a model takes are scaled, by the model or before."""
+    if model.feature_scale:
+        return "the model standardizes them itself; NaN is a missing value"
+    if scale_rule(model.experiment.data, model.plan.data) == "site":
+        return "standardized before, by the mean and the deviation of their own site"
+    return "as they are in the data, not standardized"
+
+
 def describe(model: TrainedModel) -> dict[str, Any]:
     """Returns what another program needs to know about the model, as plain values."""
     if not model.plan.data.images:
-        missing = "NaN is missing" if model.feature_scale else "scaled before"
         return {
             "classes": list(model.classes),
             "features": list(model.plan.data.features),
-            "input": f"float32 tensors {['N', *model.shape]}; {missing}",
+            "input": f"float32 tensors {['N', *model.shape]}; {scaling_of(model)}",
             "output": _output(model),
         }
     return {

@@ -67,6 +67,20 @@ def test_the_gap_of_feddg_ga_comes_from_two_losses():
     assert result.train_metrics_clientapp[2]["gap"] == pytest.approx(3.5 / 3)
 
 
+def test_a_loss_that_is_no_number_costs_one_round(tmp_path):
+    """Client 1 has none in round 2; its gap of round 3 is that to its loss of round 1, 3/3 - 2."""
+
+    def metrics(number, round):
+        trained = float("nan") if (number, round) == (1, 2) else 1.0 + number
+        return {"received_loss": 3.0 / round, "trained_loss": trained}
+
+    strategy = fedsim.strategy("feddg-ga", zeros(), output=str(tmp_path), on_client_failure="continue")
+    strategy.start(grid_of(shift_app(metrics)), num_rounds=3)
+    clients = pd.read_csv(next(tmp_path.rglob("clients.csv"))).set_index(["client", "round"]).loc["site-1"]
+    assert list(clients["status"] == "ok") == [True, False, True]
+    assert clients.loc[3, "gap"] == pytest.approx(-1)
+
+
 def test_a_gap_of_the_clients_own_is_taken():
     app = shift_app(lambda number, round: {"gap": [2.0, 1.0, 0.5][number]})
     result = fedsim.strategy("feddg-ga", zeros()).start(grid_of(app), num_rounds=2)
@@ -228,6 +242,24 @@ def test_metrics_of_an_evaluation_keep_the_names_of_the_client(tmp_path):
         assert "eval_acc" not in str(dict(result.train_metrics_clientapp[1]))
 
 
+def test_metrics_of_a_training_keep_their_values_whatever_they_are_called(tmp_path):
+    """A name may begin as a column of the server's: 1, 2 and 3 have the mean 2, and are none of an evaluation."""
+    names = ("images_seen", "examples_right", "evaluate_f1", "validation_f1")
+
+    def start():
+        app = shift_app(lambda number, round: dict.fromkeys(names, 1.0 + number))
+        return fedsim.strategy("fedavg", zeros(), output=str(tmp_path)).start(grid_of(app), num_rounds=1)
+
+    for result in (start(), start()):  # the second is of the records
+        training = result.train_metrics_clientapp[1]
+        assert training["images_seen"] == training["examples_right"] == pytest.approx(2)
+        assert training["reported_evaluate_f1"] == training["reported_validation_f1"] == pytest.approx(2)
+        assert not [name for name in result.evaluate_metrics_clientapp[1] if "f1" in name]
+    app = shift_app(lambda number, round: {"evaluate_f1": 1.0}, evaluates=False)
+    result = fedsim.strategy("fedavg", zeros(), evaluates=False).start(grid_of(app), num_rounds=1)
+    assert result.train_metrics_clientapp[1]["reported_evaluate_f1"] == 1
+
+
 def test_the_log_has_the_weights_of_the_clients_and_the_best_round(tmp_path, caplog):
     """10, 20 and 30 of 60 examples are the weights 1/6, 1/3 and 1/2 of FedAvg; the mean accuracy is 0.1."""
     strategy = fedsim.strategy("fedavg", zeros(), output=str(tmp_path))
@@ -283,6 +315,7 @@ def test_records_of_own_clients_have_no_settings_of_a_client_and_no_zeros(tmp_pa
     rounds = runs.rounds.set_index(["method", "round"]).loc[("fedomg", 1)]
     assert rounds[["images", "steps", "train_seconds"]].isna().all()
     assert rounds["bytes_down"] > 0
+    assert rounds["evaluation_seconds"] > 0  # of the Dataset, on the server
     settings = [comparable_settings(experiment) for experiment in runs.experiments.values()]
     own, ours = sorted(settings, key=lambda table: "train.lr" in table)
     assert ours["train.lr"] == 0.05
@@ -317,6 +350,18 @@ def test_clients_without_names_cannot_be_resumed_which_both_starts_say(tmp_path,
     assert "cannot be resumed; reply with ConfigRecord" in caplog.text
     with pytest.raises(UserError, match=r"other clients \(node-3\) than those of today \(node-4\); give every client"):
         start([2, 4])
+
+
+def test_a_run_is_not_resumed_with_other_clients_of_its_domains(tmp_path):
+    def start(nodes):
+        grid = InlineGrid(shift_app(names=("north/0", "south", "north/1").__getitem__), 3)
+        grid.node_ids = nodes
+        strategy = fedsim.strategy("fedavg", zeros(), output=str(tmp_path), keep_state=True)
+        return strategy.start(grid, num_rounds=len(nodes))
+
+    start([2, 3])
+    with pytest.raises(UserError, match=r"other clients \(none more\) than those of today \(north/1\); choose another"):
+        start([2, 3, 4])
 
 
 REFUSED = {

@@ -15,6 +15,7 @@ from fedsim.commands.cli import app
 from fedsim.common.errors import UserError
 from fedsim.data.array_rows import EMBEDDED
 from fedsim.data.feature_tables import cell_notes
+from fedsim.export.card import card
 from fedsim.export.cli import _cells, _headings
 from fedsim.export.inference import evaluate_rows, predict
 from fedsim.settings.experiment import read_experiment
@@ -175,3 +176,41 @@ def test_predict_shows_the_probability_of_the_positive_class(tmp_path):
     row = next(predictions.itertuples(index=False))
     assert _headings(model) == ["class", "probability", "p(v)"]
     assert _cells(model, row) == ["u", "75.0 %", "25.0 %"]
+
+
+@pytest.mark.parametrize("rule", ["t3a", "lame"])
+def test_rows_are_predicted_in_the_batches_in_which_they_are_evaluated(tmp_path, rule):
+    """Both rules depend on the order of the rows, which lie here class by class, and on their batches."""
+    columns = "data.columns={features=['x', 'p'], domain='site'}"
+    model = trained(tmp_path, "uv", [[-1.0, 0.5], [1.0, -0.5]], f"method.infer={rule}", columns)
+    values = np.random.default_rng(0).normal(size=(150, 2))
+    rows = pd.DataFrame(values, columns=["x", "p"]).sort_values("x")
+    rows["label"] = np.repeat(["u", "v"], 75)
+    rows.to_csv(tmp_path / "new.csv", index=False)
+    _, evaluated = evaluate_rows(model, tmp_path / "new.csv")
+    predicted = predict(model, [tmp_path / "new.csv"])
+    assert list(predicted["image"]) == [f"{tmp_path / 'new.csv'}, row {number}" for number in range(2, 152)]
+    in_order = evaluated.set_index("image").loc[predicted["image"]].reset_index()
+    pd.testing.assert_frame_equal(predicted, in_order[predicted.columns])
+
+
+def test_an_empty_cell_that_nothing_replaces_is_refused(tmp_path):
+    """The output of such a row is no number, of which the first class would be the greatest."""
+    model = trained(tmp_path, "uv", [[-1.0], [1.0]])
+    assert "float32 tensors of the shape [1]: x; as they are in the data, not standardized." in card(model)
+    file = written(tmp_path / "new.csv", "x,label\n1,v\n,u\n")
+    for use in (evaluate_rows, lambda model, file: predict(model, [file])):
+        with pytest.raises(UserError, match=re.escape(f"{file}, row 3: a cell is empty, and data.scale = 'none'")):
+            use(model, file)
+
+
+def test_a_row_alone_has_no_scale_of_its_own(tmp_path):
+    """Standardized by itself it would be 0 in each column, whatever is in it."""
+    model = trained(tmp_path, "uv", [[-1.0], [1.0]], "data.scale=site")
+    file = written(tmp_path / "new.csv", "x,label\n900,v\n")
+    for use in (evaluate_rows, lambda model, file: predict(model, [file])):
+        with pytest.raises(UserError, match=re.escape(f"{file}, row 2: with data.scale = 'site'")):
+            use(model, file)
+    assert "standardized before, by the mean and the deviation of their own site" in card(model)
+    file = written(tmp_path / "new.csv", "x,label\n900,v\n100,u\n")
+    assert list(predict(model, [file])["predicted"]) == ["v", "u"]
