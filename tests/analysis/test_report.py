@@ -28,8 +28,8 @@ from fedsim.analysis.report_data import command_line, override_text
 from fedsim.analysis.statistics import interval
 from fedsim.commands.live import STALE_SECONDS, Server, cells_of, state_html
 from fedsim.commands.results import method_notes
-from fedsim.common.tables import Cell as TableCell
 from fedsim.common.tables import MISSING, Column, Row, Table
+from fedsim.common.tables import Cell as TableCell
 from fedsim.records import read_runs
 from fedsim.records.cases import Cases
 from fedsim.records.predictions import Predictions
