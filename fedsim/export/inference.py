@@ -11,7 +11,6 @@ import torch
 
 from fedsim.common.errors import UserError, nearest
 from fedsim.common.measures import area_under_roc, average_precision
-from fedsim.common.seeding import numpy_rng
 from fedsim.common.tasks import BINARY
 from fedsim.data.arrays import read_labelled
 from fedsim.data.feature_tables import read_rows
@@ -133,7 +132,7 @@ def evaluate_rows(model: TrainedModel, file: Path) -> Evaluation:
     domains = read_labelled(file, model.experiment.data, model.plan.data)
     for domain, (examples, names) in domains.items():
         indices = np.arange(len(names))
-        values = _scaled(model, examples.values)
+        values = _scaled(model, examples.values, names)
         if model.has_targets:
             _, table = evaluate_targets(model, domain, values, examples.labels, indices, names)
         else:
@@ -202,7 +201,7 @@ def evaluate_arrays(
     `names` [N] do.
     """
     model.require_classes()
-    indices = _ordered(model, indices)
+    indices = model.ordered(indices)
     if model.inference_rule.transductive:
         model.adapt(tensors_of(images, indices, model.batch_size))
     batches = tensors_of(images, indices, model.batch_size)
@@ -212,22 +211,23 @@ def evaluate_arrays(
     return pd.DataFrame([_measures(model, domain, table)]), table
 
 
-def _ordered(model: TrainedModel, indices: np.ndarray) -> np.ndarray:
-    """The indices [N] in the random order of the run for a rule that depends on the order, else as they are.
+def _scaled(model: TrainedModel, values: np.ndarray, names: Sequence[str]) -> np.ndarray:
+    """The values [N, ...] of a domain, standardized by themselves where data.scale = 'site'.
 
-    A folder lists its images class by class, so that a batch in their order would often have a single class.
+    Raises UserError, with the name of a row, for a missing value that nothing replaces.
     """
-    if not model.inference_rule.shuffled:
-        return indices
-    return numpy_rng(model.experiment.run.seed, "test-order").permutation(indices)
-
-
-def _scaled(model: TrainedModel, values: np.ndarray) -> np.ndarray:
-    """The values [N, ...] of a domain, standardized by themselves where data.scale = 'site'."""
     bench = model.plan.data
-    if scale_rule(model.experiment.data, bench) != "site":
-        return values
-    return scaled_by_site(values, np.arange(len(values)), bench)
+    rule = scale_rule(model.experiment.data, bench)
+    if rule == "site":
+        return scaled_by_site(values, np.arange(len(values)), bench)
+    rows = values.reshape(len(values), -1)
+    incomplete = np.flatnonzero(~np.isfinite(rows).all(axis=1))
+    if rule == "none" and len(incomplete):
+        raise UserError(
+            f"{names[incomplete[0]]}: a cell is empty, and data.scale = 'none', with which the model was trained, "
+            "gives it no value; fill it in, or leave the row out"
+        )
+    return values
 
 
 def _add_labels(model: TrainedModel, table: pd.DataFrame, domain: str, labels: np.ndarray) -> None:
@@ -262,7 +262,7 @@ def _measures(model: TrainedModel, domain: str, table: pd.DataFrame) -> Measures
 
 def _table(model: TrainedModel, files: list[Path]) -> pd.DataFrame:
     """Predictions of image files, in their order; a rule that needs it first sees them, in the order that it needs."""
-    order = _ordered(model, np.arange(len(files)))
+    order = model.ordered(np.arange(len(files)))
     ordered = [files[place] for place in order]
     if model.inference_rule.transductive:
         model.adapt(model.prepare(batch) for batch in in_batches(ordered, model.batch_size))
@@ -273,17 +273,24 @@ def _table(model: TrainedModel, files: list[Path]) -> pd.DataFrame:
 
 @torch.inference_mode()
 def _table_of_rows(model: TrainedModel, file: Path) -> pd.DataFrame:
-    """Predictions of the rows of a table, called by the table and the row in it as an editor counts."""
-    values = read_rows(file, model.experiment.data, model.plan.data)
-    batch = torch.from_numpy(_scaled(model, values))
+    """Predictions of the rows of a table, called by the table and the row in it as an editor counts.
+
+    The rows come in the order and in the batches of `evaluate_rows`, on which some rules depend.
+    """
+    rows = read_rows(file, model.experiment.data, model.plan.data)
+    names = [f"{file}, row {number}" for number in range(2, len(rows) + 2)]
+    values = _scaled(model, rows, names)
+    order = model.ordered(np.arange(len(values)))
     if model.inference_rule.transductive:
-        model.adapt([batch])
-    names = [f"{file}, row {number}" for number in range(2, len(values) + 2)]
+        model.adapt(tensors_of(values, order, model.batch_size))
+    batches = tensors_of(values, order, model.batch_size)
+    places = np.argsort(order)
     if model.has_targets:
-        outputs = model.outputs(batch)
+        outputs = np.concatenate([model.outputs(batch) for batch in batches])[places]
         columns = dict(zip(model.classes, outputs.T, strict=True))
         return pd.DataFrame({"image": names, **columns})
-    return _predictions(model, names, softmax_of(model(batch)))
+    probabilities = np.concatenate([softmax_of(model(batch)) for batch in batches])
+    return _predictions(model, names, probabilities[places])
 
 
 def _predictions(model: TrainedModel, images: list[str], probabilities: np.ndarray) -> pd.DataFrame:

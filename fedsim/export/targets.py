@@ -33,6 +33,7 @@ def evaluate_targets(
     The metrics are the mean absolute error, RMSE and R2, or the mean AUROC and that of each label; NaN is undefined.
     The predictions call an example DOMAIN[INDEX], or as `names` [N] do.
     """
+    indices = model.ordered(indices)
     batches = list(tensors_of(values, indices, model.batch_size))
     if model.inference_rule.transductive:
         model.adapt(batches)

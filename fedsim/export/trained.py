@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedsim.common.doubt import Doubt
 from fedsim.common.errors import UserError, nearest
+from fedsim.common.seeding import numpy_rng
 from fedsim.common.tasks import OF_TENSORS, REGRESSION
 from fedsim.data import Benchmark, benchmark, find_dataset
 from fedsim.data.augment import make_transforms, to_float
@@ -161,6 +162,15 @@ class TrainedModel(nn.Module):
         inputs = [self.normalize(images) for images in batches]
         self._predict = self.inference_rule.begin(self.net, lambda: iter(inputs), self.own)
         return self
+
+    def ordered(self, indices: np.ndarray) -> np.ndarray:
+        """Returns indices [N] in the random order of the run for a rule that depends on the order, else as they are.
+
+        A folder lists its images class by class, so that a batch in their order would often have a single class.
+        """
+        if not self.inference_rule.shuffled:
+            return indices
+        return numpy_rng(self.experiment.run.seed, "test-order").permutation(indices)
 
     def prepare(self, files: Sequence[Path | str | Image.Image]) -> Tensor:
         """float32 [B, C, s, s] in [0, 1] of image files or PIL images, decoded and resized as in the run's evaluation.

@@ -175,3 +175,28 @@ def test_predict_shows_the_probability_of_the_positive_class(tmp_path):
     row = next(predictions.itertuples(index=False))
     assert _headings(model) == ["class", "probability", "p(v)"]
     assert _cells(model, row) == ["u", "75.0 %", "25.0 %"]
+
+
+@pytest.mark.parametrize("rule", ["t3a", "lame"])
+def test_rows_are_predicted_in_the_batches_in_which_they_are_evaluated(tmp_path, rule):
+    """Both rules depend on the order of the rows, which lie here class by class, and on their batches."""
+    columns = "data.columns={features=['x', 'p'], domain='site'}"
+    model = trained(tmp_path, "uv", [[-1.0, 0.5], [1.0, -0.5]], f"method.infer={rule}", columns)
+    values = np.random.default_rng(0).normal(size=(150, 2))
+    rows = pd.DataFrame(values, columns=["x", "p"]).sort_values("x")
+    rows["label"] = np.repeat(["u", "v"], 75)
+    rows.to_csv(tmp_path / "new.csv", index=False)
+    _, evaluated = evaluate_rows(model, tmp_path / "new.csv")
+    predicted = predict(model, [tmp_path / "new.csv"])
+    assert list(predicted["image"]) == [f"{tmp_path / 'new.csv'}, row {number}" for number in range(2, 152)]
+    in_order = evaluated.set_index("image").loc[predicted["image"]].reset_index()
+    pd.testing.assert_frame_equal(predicted, in_order[predicted.columns])
+
+
+def test_an_empty_cell_that_nothing_replaces_is_refused(tmp_path):
+    """The output of such a row is no number, of which the first class would be the greatest."""
+    model = trained(tmp_path, "uv", [[-1.0], [1.0]])
+    file = written(tmp_path / "new.csv", "x,label\n1,v\n,u\n")
+    for use in (evaluate_rows, lambda model, file: predict(model, [file])):
+        with pytest.raises(UserError, match=re.escape(f"{file}, row 3: a cell is empty, and data.scale = 'none'")):
+            use(model, file)
