@@ -33,11 +33,12 @@ from strategies.recipe import ServerRecipe
 from strategies.round import RoundResult
 from strategies.wire.grids import PatientGrid
 from strategies.wire.handshake import OpenRoster
-from strategies.wire.own_apps import EXAMPLES, AppGrid, means_of, metric_record
+from strategies.wire.own_apps import EVALUATED, EXAMPLES, AppGrid, means_of, metric_record
 from strategies.wire.target_site import TargetScore
 
 logger = logging.getLogger("flwr.fedsim")  # by Flower's handler; a run of fedsim silences Flower's own lines
 logger.setLevel(logging.INFO)
+NOT_SHOWN = ("examples", "evaluation_seconds", "validation_examples", "images")  # columns of clients.csv
 
 
 @dataclass
@@ -168,7 +169,7 @@ def add_recorded(result: Result, folder: Path) -> None:
 def client_means(rows: Mapping[str, Mapping[str, Any]]) -> tuple[MetricRecord, MetricRecord]:
     """Returns the means over the clients of a round (of what they say of training, of validation)."""
     columns = dict.fromkeys(name for row in rows.values() for name in row)
-    shown = [name for name in columns if not name.startswith(NOT_SHOWN)]
+    shown = [name for name in columns if name not in NOT_SHOWN and not name.startswith(("bytes_", EVALUATED))]
     of_training = [name for name in shown if not name.startswith("validation_")]
     of_validation = [name for name in shown if name.startswith("validation_")]
     validation = means_of(rows, of_validation)
@@ -187,11 +188,6 @@ def weighted_mean(rows: Mapping[str, Mapping[str, Any]], column: str) -> float:
             amount += row[column] * row["validation_examples"]
             examples += row["validation_examples"]
     return amount / examples
-
-
-EVALUATED = "evaluate_"  # begins the columns of a client's metrics under its own names
-# Beginnings of columns.
-NOT_SHOWN = ("bytes_", "examples", "evaluation_seconds", "validation_examples", "images", EVALUATED)
 
 
 class Metrics(Sink):

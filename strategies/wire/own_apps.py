@@ -31,6 +31,8 @@ FEDSIM = "fedsim"  # key of what fedsim's own client says of itself, besides its
 SCORES = ("eval_acc", "eval_accuracy", "accuracy", "acc")  # names of the accuracy in Flower's own examples
 LOSSES = ("eval_loss", "loss")
 NO_EVALUATION = "No evaluate function registered"  # in the error of a ClientApp without one
+EVALUATED = "evaluate_"  # begins the columns of a client's metrics of an evaluation, under its own names
+OF_OTHERS = ("bytes_", "validation_", EVALUATED)  # beginnings of columns that are none of a training
 HISTORY = "apps"  # key of the losses of trained models in the server's state
 # What a method may need of a reply to a train message, besides the model and the number of examples.
 MEANINGS = {
@@ -304,12 +306,12 @@ def numbers_of(content: RecordDict, kind: str) -> dict[str, float]:
 def column(name: str) -> str:
     """A metric's name as a column of clients.csv, in which it imitates no column of the server's.
 
-    >>> column("Train-Acc"), column("accuracy"), column("gap")
-    ('train_acc', 'reported_accuracy', 'gap')
+    >>> column("Train-Acc"), column("accuracy"), column("gap"), column("evaluate_f1")
+    ('train_acc', 'reported_accuracy', 'gap', 'reported_evaluate_f1')
     """
     letters = re.sub("[^a-z0-9_]", "_", name.lower())
     plain = letters[:50]
-    is_reserved = plain in RESERVED | RATES or plain.startswith("bytes_")
+    is_reserved = plain in RESERVED | RATES or plain.startswith(OF_OTHERS)
     begins_with_letter = plain[:1].isalpha()
     if is_reserved or not begins_with_letter:
         return f"reported_{plain}"

@@ -228,6 +228,24 @@ def test_metrics_of_an_evaluation_keep_the_names_of_the_client(tmp_path):
         assert "eval_acc" not in str(dict(result.train_metrics_clientapp[1]))
 
 
+def test_metrics_of_a_training_keep_their_values_whatever_they_are_called(tmp_path):
+    """A name may begin as a column of the server's: 1, 2 and 3 have the mean 2, and are none of an evaluation."""
+    names = ("images_seen", "examples_right", "evaluate_f1", "validation_f1")
+
+    def start():
+        app = shift_app(lambda number, round: dict.fromkeys(names, 1.0 + number))
+        return fedsim.strategy("fedavg", zeros(), output=str(tmp_path)).start(grid_of(app), num_rounds=1)
+
+    for result in (start(), start()):  # the second is of the records
+        training = result.train_metrics_clientapp[1]
+        assert training["images_seen"] == training["examples_right"] == pytest.approx(2)
+        assert training["reported_evaluate_f1"] == training["reported_validation_f1"] == pytest.approx(2)
+        assert not [name for name in result.evaluate_metrics_clientapp[1] if "f1" in name]
+    app = shift_app(lambda number, round: {"evaluate_f1": 1.0}, evaluates=False)
+    result = fedsim.strategy("fedavg", zeros(), evaluates=False).start(grid_of(app), num_rounds=1)
+    assert result.train_metrics_clientapp[1]["reported_evaluate_f1"] == 1
+
+
 def test_the_log_has_the_weights_of_the_clients_and_the_best_round(tmp_path, caplog):
     """10, 20 and 30 of 60 examples are the weights 1/6, 1/3 and 1/2 of FedAvg; the mean accuracy is 0.1."""
     strategy = fedsim.strategy("fedavg", zeros(), output=str(tmp_path))
