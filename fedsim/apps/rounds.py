@@ -18,7 +18,13 @@ from fedsim.common.lists import first_few
 from fedsim.common.values import JsonTable, Row
 from fedsim.models.tasks import TaskRules, rules_of
 from fedsim.runs import admission
-from fedsim.runs.app_records import log_best_round, recorded_numbers, refuse_other_clients, refuse_other_configs
+from fedsim.runs.app_records import (
+    KEY,
+    log_best_round,
+    recorded_numbers,
+    refuse_other_clients,
+    refuse_other_configs,
+)
 from fedsim.runs.plan import Plan
 from fedsim.runs.serve import recorded
 from fedsim.runs.session import Session
@@ -134,6 +140,7 @@ class Rounds:
         with recorded(plan, ()) as (callbacks, check):
             session = Session(self.space, callbacks, check)
             session.note("app", configs)
+            session.note(KEY, list(plan.clients))
             session.attach(self.strategy)
             session.target_images = tested
             left = rounds - max(self.strategy.finished_rounds, 0)

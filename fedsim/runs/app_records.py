@@ -15,6 +15,7 @@ from fedsim.runs.plan import Plan
 
 logger = logging.getLogger("flwr.fedsim")
 TEXTS = ("round", "client", "domain", "status")  # columns of clients.csv that are no numbers of the client
+KEY = "app_clients"  # in environment.json: the clients that train
 
 ByClient = dict[str, dict[str, float]]
 
@@ -24,10 +25,11 @@ def refuse_other_clients(plan: Plan) -> None:
 
     Logs a warning when clients have no names of their own, because such a run cannot be resumed.
     """
-    now = set(plan.experiment.data.domains)
+    now = {*plan.experiment.data.domains, *plan.clients}
     then = now
     if (plan.folder / "experiment.toml").is_file():
-        then = set(read_settings(plan.folder).data.domains)
+        recorded = read_environment(plan.folder).get(KEY, plan.clients)
+        then = {*read_settings(plan.folder).data.domains, *recorded}
     nameless = any(name.startswith("node-") for name in now)
     hint = "reply with ConfigRecord({'domain': NAME}) in each client's messages"
     if then != now:

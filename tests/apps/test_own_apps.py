@@ -337,6 +337,18 @@ def test_clients_without_names_cannot_be_resumed_which_both_starts_say(tmp_path,
         start([2, 4])
 
 
+def test_a_run_is_not_resumed_with_other_clients_of_its_domains(tmp_path):
+    def start(nodes):
+        grid = InlineGrid(shift_app(names=("north/0", "south", "north/1").__getitem__), 3)
+        grid.node_ids = nodes
+        strategy = fedsim.strategy("fedavg", zeros(), output=str(tmp_path), keep_state=True)
+        return strategy.start(grid, num_rounds=len(nodes))
+
+    start([2, 3])
+    with pytest.raises(UserError, match=r"other clients \(none more\) than those of today \(north/1\); choose another"):
+        start([2, 3, 4])
+
+
 REFUSED = {
     "an unknown method": (lambda: fedsim.strategy("feddg-gaa"), "did you mean 'feddg-ga'"),
     "an unknown setting": (lambda: fedsim.strategy("fedavg", seeed=1), "did you mean 'seed'"),
