@@ -15,7 +15,8 @@ from fedsim.parts.part import part_name
 from fedsim.records.environment import all_environments, read_environment
 from fedsim.records.readers import AGAIN
 from fedsim.records.record_files import read_record
-from fedsim.records.selection import primary_column
+from fedsim.records.selection import BY_TITLES, primary_column
+from fedsim.runs.attacked_data import liar_notes
 from fedsim.runs.doubt import DISCLOSED
 from fedsim.settings import RunSettings
 from fedsim.settings.run import NO_TARGET
@@ -58,6 +59,8 @@ def card(model: TrainedModel) -> str:
         sections["Doubt"] = _doubt(model, model.doubt)
     sections["Weights"] = _weights(model)
     sections["Limits"] = [LIMITS_OF_ALL if experiment.run.target == NO_TARGET else LIMITS]
+    for text in liar_notes(experiment):
+        sections["Limits"].append(f"\n{text[0].upper()}{text[1:]}.")
     sections["Versions"] = _versions(model.file.parent)
     name = data.title
     if data.source.startswith(OWN):
@@ -189,6 +192,8 @@ def _results(model: TrainedModel) -> list[str]:
     task = task_in(summary.index, "last_target_")
     column = primary_column(model.experiment, task.metric)
     selected, validation = _validation_texts(model.experiment.run, task.title)
+    if model.experiment.run.select_by != "primary":
+        selected += f", by {BY_TITLES[model.experiment.run.select_by]}"
     labels = {"best_validation": f"{selected} (`best`)", "last": "last round (`last`)"}
     lines = [
         f"| selection | round | {task.title} on the unseen domain | {validation} |",

@@ -101,6 +101,14 @@ def test_what_selected_the_round(tmp_path, folder, run, column, said):
         assert words in text
 
 
+def test_the_card_says_by_what_a_round_was_selected_and_who_lied(folder):
+    untrained_run(folder, run={"threads": 1, "select_by": "loss", "attackers": {"rot0": "sign_flip"}})
+    records(folder, "mean_validation_loss")
+    text = card(fedsim.load(folder, "last"))
+    assert "| best source validation, by loss (`best`) | 1 | 41.6 % | 20.0 % |" in text
+    assert "A run with one liar (rot0: sign_flip): it shows what a method makes of them" in text.split("## Limits")[1]
+
+
 def test_a_rule_that_selected_nothing_has_no_numbers(folder):
     untrained_run(folder)
     records(folder, "mean_validation_accuracy", **{name: None for name in SUMMARY if name.startswith("best")})
