@@ -13,6 +13,7 @@ from rich.text import Text
 
 from fedsim.common.errors import UserError, printable
 from fedsim.common.values import JsonTable
+from fedsim.data.names import matching
 from fedsim.deploy.contacts import CONTACTS, Contact, read_contacts
 from fedsim.deploy.federation import Federation, Site
 from fedsim.deploy.renewal import warnings
@@ -72,9 +73,12 @@ def _site_problems(site: Site, contact: Contact, progress: JsonTable, now: float
 
 
 def _status_in_run(progress: JsonTable, domain: str) -> str:
-    """Returns what the last round of the run says of a client; empty where it did not take part."""
+    """Returns what the last round of the run says of a site's client; empty where it did not take part.
+
+    domain: as the federation file spells it, which may differ from the run
+    """
     for row in progress.get("clients", []):
-        if row["client"] == domain:
+        if matching(domain, [str(row["client"])]):
             return row["status"]
     return ""
 

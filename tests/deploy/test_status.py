@@ -56,6 +56,14 @@ def test_the_table_tells_who_is_there(federation, kit, width):
     assert "…" not in shown + text_of(table(federation, sites, "sites"), width)
 
 
+def test_a_site_has_the_status_of_its_client_however_its_domain_is_spelled(federation, kit):
+    """A site may act as a client whose name differs in case and separators alone (`Member.serves`)."""
+    progress = {"name": "fedavg", "round": 3, "rounds": 9, "state": "running", "time": time.time()}
+    clients = [{"client": "Rot_0", "status": "its reply is not finite"}]
+    (kit / "run" / "progress.json").write_text(json.dumps({**progress, "clients": clients}))
+    assert "alpha: round 3: its reply is not finite" in text_of(status_table(federation), 400)
+
+
 def test_a_supernode_that_was_started_again_is_no_stranger(federation, kit):
     """Turned away until its dead predecessor is gone, then admitted from the same address; another one stays named."""
     contacts = Contacts(kit / CONTACTS)
