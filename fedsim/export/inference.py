@@ -214,11 +214,17 @@ def evaluate_arrays(
 def _scaled(model: TrainedModel, values: np.ndarray, names: Sequence[str]) -> np.ndarray:
     """The values [N, ...] of a domain, standardized by themselves where data.scale = 'site'.
 
-    Raises UserError, with the name of a row, for a missing value that nothing replaces.
+    Raises UserError, with the name of a row, for a missing value that nothing replaces, and for a row alone that would
+    be standardized by itself.
     """
     bench = model.plan.data
     rule = scale_rule(model.experiment.data, bench)
     if rule == "site":
+        if len(values) < 2:
+            raise UserError(
+                f"{names[0]}: with data.scale = 'site' rows are standardized by their own mean, which makes one row "
+                "the same as any other; give it together with other rows of its site"
+            )
         return scaled_by_site(values, np.arange(len(values)), bench)
     rows = values.reshape(len(values), -1)
     incomplete = np.flatnonzero(~np.isfinite(rows).all(axis=1))

@@ -200,3 +200,14 @@ def test_an_empty_cell_that_nothing_replaces_is_refused(tmp_path):
     for use in (evaluate_rows, lambda model, file: predict(model, [file])):
         with pytest.raises(UserError, match=re.escape(f"{file}, row 3: a cell is empty, and data.scale = 'none'")):
             use(model, file)
+
+
+def test_a_row_alone_has_no_scale_of_its_own(tmp_path):
+    """Standardized by itself it would be 0 in each column, whatever is in it."""
+    model = trained(tmp_path, "uv", [[-1.0], [1.0]], "data.scale=site")
+    file = written(tmp_path / "new.csv", "x,label\n900,v\n")
+    for use in (evaluate_rows, lambda model, file: predict(model, [file])):
+        with pytest.raises(UserError, match=re.escape(f"{file}, row 2: with data.scale = 'site'")):
+            use(model, file)
+    file = written(tmp_path / "new.csv", "x,label\n900,v\n100,u\n")
+    assert list(predict(model, [file])["predicted"]) == ["v", "u"]
