@@ -24,7 +24,7 @@ from fedsim.data import benchmark, domain_of, resolve_domain
 from fedsim.data.reader import read_images, reader
 from fedsim.settings import DataSettings, Settings
 
-FEWEST = 5  # rows: what a site hides at least, where its own site.env says nothing else
+FEWEST = 5  # rows: what a site hides at least, whatever its own site.env says
 OWN = "statistics-least"  # key of a site's own number in its node config
 HIDDEN = -1  # in place of a number that is too small to be told
 DIGITS = 3
@@ -117,9 +117,14 @@ def of_channel(name: str, values: np.ndarray, least: int) -> ColumnNumbers:
 
 
 def least_of(node: Mapping[str, object], asked: int) -> int:
-    """Returns the least number of rows that a site tells: the one that is asked for, or its own if that is greater."""
+    """Returns the least number of rows that a site tells: the greatest of what is asked for, its own and FEWEST.
+
+    A number of the site's own with a fraction (`20.5`) is rounded up.
+    """
     of_site = node.get(OWN, FEWEST)
-    return max(asked, of_site if isinstance(of_site, int) else FEWEST)
+    if not isinstance(of_site, int | float):
+        of_site = FEWEST
+    return max(asked, FEWEST, math.ceil(of_site))
 
 
 def count_text(count: int, least: int) -> str:
