@@ -353,6 +353,10 @@ class AppStrategy(WholeRounds):
             hold_target(call.target, call.data, shape, facts["images"])
         settings = {**self.asked.settings, **facts["settings"]}
         experiment = app_experiment(self.asked.method, settings)
+        seed, of_server = experiment.run.seed, self.experiment.run.seed
+        if seed != of_server:
+            raise UserError(f"seed is {seed} in fedsim.client_app, and {of_server} in fedsim.strategy, which makes the "
+                            "first weights with it; give both the same")  # fmt: skip
         experiment = call.planned(experiment, domains_of(roster))
         classes = [str(number) for number in range(outputs_of(net))]
         of_data = {"classes": classes, "split": "lists", **settings_for(shape, facts["images"])}

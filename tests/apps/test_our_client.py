@@ -99,6 +99,13 @@ def test_the_records_are_those_of_a_run(tmp_path):
     assert accuracy == pytest.approx(pd.read_csv(folder / "rounds.csv")["target_accuracy"].iloc[-1])
 
 
+def test_a_seed_of_the_clients_alone_is_refused():
+    """The network was made with the server's: runs of several seeds would begin with one and the same."""
+    with pytest.raises(UserError, match=r"seed is 3 in fedsim\.client_app, and 0 in fedsim\.strategy"):
+        play("fedavg", rounds=1, seed=3)
+    assert play("fedavg", rounds=1, seed=3, server={"seed": 3}).train_metrics_clientapp
+
+
 def test_a_run_that_was_stopped_goes_on_with_what_its_clients_kept(tmp_path):
     """SCAFFOLD's control variates are in the state folder of each client: the records equal an unbroken run's."""
 
