@@ -9,6 +9,7 @@ record, otherwise by the id of its node. It is asked for its name before the fir
 model. An app without a function that evaluates is known by its node, and is never asked to validate.
 """
 
+import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
@@ -238,7 +239,7 @@ class AppGrid(WrappedGrid):
                 metrics["gap"] = 0.0
                 if before is not None:
                     metrics["gap"] = metrics["received_loss"] - float(before)
-        if "trained_loss" in metrics:
+        if math.isfinite(metrics.get("trained_loss", math.nan)):  # else the reply is refused, and no later one for it
             losses[client] = metrics["trained_loss"]
         if "steps" in metrics and "gradient_count" in self.needs:
             metrics.setdefault("gradient_count", metrics["steps"])

@@ -67,6 +67,20 @@ def test_the_gap_of_feddg_ga_comes_from_two_losses():
     assert result.train_metrics_clientapp[2]["gap"] == pytest.approx(3.5 / 3)
 
 
+def test_a_loss_that_is_no_number_costs_one_round(tmp_path):
+    """Client 1 has none in round 2; its gap of round 3 is that to its loss of round 1, 3/3 - 2."""
+
+    def metrics(number, round):
+        trained = float("nan") if (number, round) == (1, 2) else 1.0 + number
+        return {"received_loss": 3.0 / round, "trained_loss": trained}
+
+    strategy = fedsim.strategy("feddg-ga", zeros(), output=str(tmp_path), on_client_failure="continue")
+    strategy.start(grid_of(shift_app(metrics)), num_rounds=3)
+    clients = pd.read_csv(next(tmp_path.rglob("clients.csv"))).set_index(["client", "round"]).loc["site-1"]
+    assert list(clients["status"] == "ok") == [True, False, True]
+    assert clients.loc[3, "gap"] == pytest.approx(-1)
+
+
 def test_a_gap_of_the_clients_own_is_taken():
     app = shift_app(lambda number, round: {"gap": [2.0, 1.0, 0.5][number]})
     result = fedsim.strategy("feddg-ga", zeros()).start(grid_of(app), num_rounds=2)
