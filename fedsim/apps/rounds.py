@@ -1,6 +1,7 @@
 """The rounds of an app whose clients know nothing of fedsim: they are those of `FedDG`, with and without records."""
 
 import logging
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -313,12 +314,13 @@ class DatasetTarget:
 
     def score(self, arrays: ArrayRecord, entries: Entries) -> TargetScore:
         """Returns the accuracy and the mean loss of a model on all examples."""
+        started = time.perf_counter()
         tensors = record_to_arrays(arrays)
         state = {name: torch.from_numpy(array.copy()) for name, array in tensors.items()}
         self.net.load_state_dict(state)
         self.net.eval()
         value, loss, _ = self.rules.measure(self.net, self._batches())
-        return TargetScore(value, loss)
+        return TargetScore(value, loss, time.perf_counter() - started)
 
     def ask(self, grid: Grid, arrays: ArrayRecord, entries: Entries) -> TargetScore:
         """Returns the score of the initial model."""

@@ -315,6 +315,7 @@ def test_records_of_own_clients_have_no_settings_of_a_client_and_no_zeros(tmp_pa
     rounds = runs.rounds.set_index(["method", "round"]).loc[("fedomg", 1)]
     assert rounds[["images", "steps", "train_seconds"]].isna().all()
     assert rounds["bytes_down"] > 0
+    assert rounds["evaluation_seconds"] > 0  # of the Dataset, on the server
     settings = [comparable_settings(experiment) for experiment in runs.experiments.values()]
     own, ours = sorted(settings, key=lambda table: "train.lr" in table)
     assert ours["train.lr"] == 0.05
