@@ -8,7 +8,7 @@ from fedsim.common.doubt import Doubt
 from fedsim.common.errors import UserError
 from fedsim.common.tasks import task_in
 from fedsim.data import source_domains
-from fedsim.export.trained import SELECTED, TrainedModel
+from fedsim.export.trained import SELECTED, TrainedModel, scaling_of
 from fedsim.models.backbones import find_backbone
 from fedsim.models.infer.base import EvalMode
 from fedsim.parts.part import part_name
@@ -120,10 +120,7 @@ def _inputs(model: TrainedModel) -> str:
     names = ""
     if data.features:
         names = f": {', '.join(data.features)}"
-    scaling = "standardized before"
-    if model.feature_scale:
-        scaling = "the model standardizes them itself; NaN is a missing value"
-    return f"float32 tensors of the shape {list(data.shape)}{names}; {scaling}."
+    return f"float32 tensors of the shape {list(data.shape)}{names}; {scaling_of(model)}."
 
 
 def _summary(model: TrainedModel, method: str) -> str:

@@ -18,7 +18,7 @@ from fedsim.data import Benchmark, benchmark, find_dataset
 from fedsim.data.augment import make_transforms, to_float
 from fedsim.data.fingerprint import difference, fingerprint
 from fedsim.data.pixels import decode, decode_picture
-from fedsim.data.scaling import Scale, scale_of_features, scales_targets
+from fedsim.data.scaling import Scale, scale_of_features, scale_rule, scales_targets
 from fedsim.data.tensor_records import recorded_scale, with_recorded_shape
 from fedsim.methods.registry import refuse_outside
 from fedsim.models import weight_statistics
@@ -384,14 +384,22 @@ def _output(model: TrainedModel) -> str:
     )
 
 
+def scaling_of(model: TrainedModel) -> str:
+    """Says how the tensors that a model takes are scaled, by the model or before."""
+    if model.feature_scale:
+        return "the model standardizes them itself; NaN is a missing value"
+    if scale_rule(model.experiment.data, model.plan.data) == "site":
+        return "standardized before, by the mean and the deviation of their own site"
+    return "as they are in the data, not standardized"
+
+
 def describe(model: TrainedModel) -> dict[str, Any]:
     """Returns what another program needs to know about the model, as plain values."""
     if not model.plan.data.images:
-        missing = "NaN is missing" if model.feature_scale else "scaled before"
         return {
             "classes": list(model.classes),
             "features": list(model.plan.data.features),
-            "input": f"float32 tensors {['N', *model.shape]}; {missing}",
+            "input": f"float32 tensors {['N', *model.shape]}; {scaling_of(model)}",
             "output": _output(model),
         }
     return {

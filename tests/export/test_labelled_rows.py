@@ -15,6 +15,7 @@ from fedsim.commands.cli import app
 from fedsim.common.errors import UserError
 from fedsim.data.array_rows import EMBEDDED
 from fedsim.data.feature_tables import cell_notes
+from fedsim.export.card import card
 from fedsim.export.cli import _cells, _headings
 from fedsim.export.inference import evaluate_rows, predict
 from fedsim.settings.experiment import read_experiment
@@ -196,6 +197,7 @@ def test_rows_are_predicted_in_the_batches_in_which_they_are_evaluated(tmp_path,
 def test_an_empty_cell_that_nothing_replaces_is_refused(tmp_path):
     """The output of such a row is no number, of which the first class would be the greatest."""
     model = trained(tmp_path, "uv", [[-1.0], [1.0]])
+    assert "float32 tensors of the shape [1]: x; as they are in the data, not standardized." in card(model)
     file = written(tmp_path / "new.csv", "x,label\n1,v\n,u\n")
     for use in (evaluate_rows, lambda model, file: predict(model, [file])):
         with pytest.raises(UserError, match=re.escape(f"{file}, row 3: a cell is empty, and data.scale = 'none'")):
@@ -209,5 +211,6 @@ def test_a_row_alone_has_no_scale_of_its_own(tmp_path):
     for use in (evaluate_rows, lambda model, file: predict(model, [file])):
         with pytest.raises(UserError, match=re.escape(f"{file}, row 2: with data.scale = 'site'")):
             use(model, file)
+    assert "standardized before, by the mean and the deviation of their own site" in card(model)
     file = written(tmp_path / "new.csv", "x,label\n900,v\n100,u\n")
     assert list(predict(model, [file])["predicted"]) == ["v", "u"]
