@@ -168,7 +168,8 @@ def test_fedavg_on_a_regression_is_the_loop_by_hand_to_the_bit(tmp_path):
 
 def test_a_rule_that_depends_on_the_order_measures_what_the_run_recorded(tmp_path):
     """`recompute` sees the 40 rows of the unseen hospital in five groups, whose variances are unbiased."""
-    settings = ("model.backbone=mlp", 'model.options={norm="batch"}', "method.recompute.batch=8")
+    settings = ("model.backbone=mlp", 'model.options={norm="batch"}')
+    settings += ("method.infer=recompute", "method.recompute.batch=8")
     folder, _ = run_small(experiment(tmp_path, "regression", *settings, method="silobn"))
     model = load_trained(folder, "last")
     values, _, indices = load_target(model.experiment.data, "oslo")
