@@ -22,7 +22,15 @@ from fedsim.settings.run import NO_TARGET
 
 # Okabe and Ito's palette, with grey instead of its yellow, which is hard to see on white.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#808080")
-LINES = ("-", "--", "-.", ":", (0, (7, 2)), (0, (4, 1, 1, 1, 1, 1)), (0, (1, 2.5)))
+LINES = (
+    "-",
+    "--",
+    "-.",
+    ":",
+    (0, (7, 2)),
+    (0, (4, 1, 1, 1, 1, 1)),
+    (0, (1, 2.5)),
+)
 FIXED = {"fedavg": 14, "deepall": 15}  # the styles of the two rows that most tables have, with the last two colours
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "h")
 HATCHES = ("", "///", "...", "xxx", "\\\\\\", "ooo", "---", "+++", "**")

@@ -139,18 +139,31 @@ def local_models(details: pd.DataFrame, name: str, label: str) -> Figure | None:
     first = frame["quantity"].iloc[0]
     metric = first.partition("_")[2]
     shown = frame[frame["round"].isin(rounds)]
-    factor, most, form, unit = 1, shown["value"].max(), ".3g", ""
-    if BY_METRIC.get(metric, CLASSIFICATION).is_fraction:
-        factor, most, form, unit = 100, 100, ".0f", " (%)"
-    title = f"{metric.replace('_', ' ')}{unit} of each client's model and of the fused one on each domain"
-    seeds = "mean over seeds" if frame["seed"].nunique() > 1 else "one seed"
-    set_title(figure, f"{name}, {label}: {title} ({seeds})")
+    is_fraction = BY_METRIC.get(metric, CLASSIFICATION).is_fraction
+    _set_title_of_models(figure, f"{name}, {label}", metric, is_fraction, seeds=frame["seed"].nunique())
     for row, number in zip(axes, rounds):
         for panel, target in zip(row, targets):
             is_drawn = (shown["round"] == number) & (shown["target"] == target)
-            _matrix(panel, factor * _by_model(shown[is_drawn]), most, form)
+            _matrix_of_models(panel, _by_model(shown[is_drawn]), is_fraction, shown["value"].max())
             panel.set_title(f"{unseen(target)}, round {number}")
     return figure
+
+
+def _matrix_of_models(panel: Axes, table: pd.DataFrame, is_fraction: bool, most: float) -> None:
+    """Draws a metric by model and domain, shares of one in percent; most: the greatest value of all matrices."""
+    if is_fraction:
+        _matrix(panel, 100 * table, 100)
+    else:
+        _matrix(panel, table, most, ".3g")
+
+
+def _set_title_of_models(figure: Figure, name: str, metric: str, is_fraction: bool, seeds: int) -> None:
+    """Writes what the matrices of clients' models have, and over how many seeds they are means."""
+    title = metric.replace("_", " ")
+    if is_fraction:
+        title = f"{title} (%)"
+    over = "mean over seeds" if seeds > 1 else "one seed"
+    set_title(figure, f"{name}: {title} of each client's model and of the fused one on each domain ({over})")
 
 
 def _by_model(frame: pd.DataFrame) -> pd.DataFrame:

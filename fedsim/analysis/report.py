@@ -544,7 +544,8 @@ def runs_table(runs: Runs, labels: Mapping[str, str], pages: Mapping[str, int]) 
         for rule in RULES:
             number = run[f"{rule}_round"]
             text = MISSING if pd.isna(number) else f"{number:.0f}"
-            cells.append(_result_cell(task, float(run[f"{rule}_target_{task.metric}"]), number))
+            value = float(run[f"{rule}_target_{task.metric}"])
+            cells.append(_result_cell(task, value, number))
             cells.append(Cell(text, value=number))
         rows.append(Row(cells))
     notes = [f"Unfinished and therefore left out: {run}" for run in runs.unfinished]

@@ -353,13 +353,9 @@ class AppStrategy(WholeRounds):
             hold_target(call.target, call.data, shape, facts["images"])
         settings = {**self.asked.settings, **facts["settings"]}
         experiment = app_experiment(self.asked.method, settings)
-        seed, of_server = experiment.run.seed, self.experiment.run.seed
-        if seed != of_server:
-            raise UserError(f"seed is {seed} in fedsim.client_app, and {of_server} in fedsim.strategy, which makes the "
-                            "first weights with it; give both the same")  # fmt: skip
+        refuse_other_seed(experiment.run.seed, self.experiment.run.seed)
         experiment = call.planned(experiment, domains_of(roster))
-        classes = [str(number) for number in range(outputs_of(net))]
-        of_data = {"classes": classes, "split": "lists", **settings_for(shape, facts["images"])}
+        of_data = {**named_classes(net), "split": "lists", **settings_for(shape, facts["images"])}
         model = {"backbone": named_model(net)}
         metrics = Metrics(call.rounds, names, call.evaluate_fn)
         with tempfile.TemporaryDirectory(prefix="fedsim-app-") as folder:
@@ -369,6 +365,18 @@ class AppStrategy(WholeRounds):
             result = Result(arrays=renamed(load_file(plan.folder / "last.safetensors"), names))
             metrics.add_to(result, plan.folder)
         return result
+
+
+def named_classes(net: Any) -> dict[str, list[str]]:
+    """Returns the setting of the classes of a network, which have numbers alone."""
+    return {"classes": [str(number) for number in range(outputs_of(net))]}
+
+
+def refuse_other_seed(seed: int, of_server: int) -> None:
+    """Raises UserError where the clients of an app have another seed than its server."""
+    if seed != of_server:
+        raise UserError(f"seed is {seed} in fedsim.client_app, and {of_server} in fedsim.strategy, which makes the "
+                        "first weights with it; give both the same")  # fmt: skip
 
 
 def in_words_of_apps(text: str) -> str:

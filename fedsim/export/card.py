@@ -189,8 +189,6 @@ def _results(model: TrainedModel) -> list[str]:
     task = task_in(summary.index, "last_target_")
     column = primary_column(model.experiment, task.metric)
     selected, validation = _validation_texts(model.experiment.run, task.title)
-    if model.experiment.run.select_by != "primary":
-        selected += f", by {BY_TITLES[model.experiment.run.select_by]}"
     labels = {"best_validation": f"{selected} (`best`)", "last": "last round (`last`)"}
     lines = [
         f"| selection | round | {task.title} on the unseen domain | {validation} |",
@@ -219,11 +217,16 @@ def _validation(rounds: pd.DataFrame, column: str, chosen: float, folder: Path) 
 
 def _validation_texts(run: RunSettings, metric: str) -> tuple[str, str]:
     """Returns (how the round was selected, what the column of its validation holds), in words."""
+    selected, validation = "best source validation", f"mean validation {metric} on the sources"
     if run.validation_domain:
-        return f"best on {run.validation_domain}", f"validation {metric} on {run.validation_domain}"
-    if run.select_on == "local":
-        return "best validation of the local models", f"mean validation {metric} of the local models"
-    return "best source validation", f"mean validation {metric} on the sources"
+        selected = f"best on {run.validation_domain}"
+        validation = f"validation {metric} on {run.validation_domain}"
+    elif run.select_on == "local":
+        selected = "best validation of the local models"
+        validation = f"mean validation {metric} of the local models"
+    if run.select_by != "primary":
+        selected += f", by {BY_TITLES[run.select_by]}"
+    return selected, validation
 
 
 def _weights(model: TrainedModel) -> list[str]:
