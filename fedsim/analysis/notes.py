@@ -8,7 +8,7 @@ from fedsim.analysis.comparison import MARKS, POOLED, WORST, Comparison, p_text
 from fedsim.common.lists import times
 from fedsim.common.tasks import BINARY, WITH_CLASSES
 from fedsim.records.reading import Runs, run_environment
-from fedsim.records.selection import BUDGET_TOLERANCE
+from fedsim.records.selection import BUDGET_TOLERANCE, comparable
 
 PAPER_NOTES = {  # what a paper's ± is, and what its protocol
     "gPerXAN": "gPerXAN: mean of 3 runs, no spread printed",
@@ -132,7 +132,9 @@ def frequent_class_notes(table: pd.DataFrame, shares: Mapping[str, tuple[int, fl
         if target not in means:
             continue
         of_target = means[target]
-        below = list(of_target.index[of_target <= share])
+        # The mean of equal numbers may differ from them in its last bit.
+        is_below = comparable(of_target) <= comparable(share)
+        below = list(of_target.index[is_below])
         if not below:
             continue
         labels = ", ".join(below)

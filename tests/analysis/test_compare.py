@@ -113,6 +113,9 @@ def test_a_row_that_is_not_above_the_most_frequent_class(tmp_path):
     assert frequent_class_notes(table.assign(accuracy=[0.81, 0.9]), shares) == [sampling]
     assert frequent_class_notes(table.assign(accuracy=[0.81, 0.9]), {"photo": (500, 0.8)}) == []
     assert frequent_class_notes(table, {}) == []
+    seeds = pd.DataFrame({"target": "photo", "label": "fedavg", "accuracy": [0.8] * 3})
+    assert seeds["accuracy"].groupby(seeds["label"]).mean()["fedavg"] > 0.8  # in its last bit
+    assert frequent_class_notes(seeds, shares)[0] == f"{start}no row is above it."
     rare = "switzerland: its AUROC rests on 1 of 46 tested examples; the rest is one class."
     assert rare_class_notes({"switzerland": (46, 45 / 46), "hungary": (260, 0.6)}) == [rare]
 
