@@ -14,7 +14,7 @@ from fedsim.analysis.statistics import grid_of, holm, paired, per_seed_average
 from fedsim.common.errors import UserError
 from fedsim.common.lists import keys_of
 from fedsim.records.reading import Runs
-from fedsim.records.selection import BUDGETS
+from fedsim.records.selection import BUDGETS, comparable
 
 LEVEL = 0.05
 
@@ -109,7 +109,8 @@ def _averages(name: str, part: Comparison) -> pd.DataFrame:
 class Pairs:
     """Tests of every two methods over blocks; a block is one unseen domain of one data set.
 
-    ranks: mean rank of each method over the blocks, 1 for the best; equal scores share the mean of their ranks
+    ranks: mean rank of each method over the blocks, 1 for the best; scores that are equal to nine digits share the
+        mean of their ranks
     tests: first (the better one), second, difference (first - second), p_value, p_holm; the least p first
     friedman: p of the hypothesis that all methods are alike; NaN for two methods
     left_out: the methods that lack a block, and are in no test
@@ -156,7 +157,8 @@ def pairs(parts: Mapping[str, Comparison]) -> Pairs:
     """
     scores, left_out = _scores_of_blocks(parts)
     measure = next(iter(parts.values())).measure
-    ranks_of_blocks = scores.rank(axis="columns", ascending=measure.less_is_better)
+    rounded = comparable(scores)
+    ranks_of_blocks = rounded.rank(axis="columns", ascending=measure.less_is_better)
     ranks = ranks_of_blocks.mean().sort_values(kind="stable")
     rows = []
     for first, second in itertools.combinations(ranks.index, 2):
@@ -172,7 +174,7 @@ def pairs(parts: Mapping[str, Comparison]) -> Pairs:
     tests = pd.DataFrame(rows)
     tests["p_holm"] = holm(tests["p_value"])
     tests = tests.sort_values("p_value", kind="stable", ignore_index=True)
-    return Pairs(ranks, tests, len(scores), _friedman(scores), left_out)
+    return Pairs(ranks, tests, len(scores), _friedman(rounded), left_out)
 
 
 def _column(scores: pd.DataFrame, label: str) -> pd.DataFrame:

@@ -2,6 +2,8 @@
 
 import csv
 import io
+import itertools
+import math
 
 import pandas as pd
 import pytest
@@ -94,6 +96,19 @@ def test_seeds_of_one_domain_are_one_block_and_only_shared_seeds_count():
     found = pairs({"A": part({("m", "x", 0): 0.2, ("n", "x", 0): 0.05}, "ece")})
     assert found.ranks.to_dict() == {"n": 1, "m": 2}
     assert found.tests[["first", "difference"]].values.tolist() == [["n", pytest.approx(-0.15)]]
+
+
+def test_methods_with_the_same_seeds_in_another_order_share_a_rank():
+    """The sums of .1, .2, .3 and of .3, .2, .1 differ in their last bit: both are 1.5, and k is always the third."""
+    values = {"m": (0.1, 0.2, 0.3), "n": (0.3, 0.2, 0.1), "k": (0.05, 0.05, 0.05)}
+    cells = {}
+    for (method, of_seeds), block in itertools.product(values.items(), ("x", "y")):
+        for seed, value in enumerate(of_seeds):
+            cells[method, block, seed] = value
+    found = pairs({"A": part(cells)})
+    assert found.ranks.to_dict() == {"m": 1.5, "n": 1.5, "k": 3}
+    # Friedman with ties: of two blocks with the ranks 1.5, 1.5 and 3 the statistic is 4, with two degrees of freedom.
+    assert found.friedman == pytest.approx(math.exp(-2))
 
 
 def test_one_data_set_is_not_two():
