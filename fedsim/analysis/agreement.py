@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from fedsim.analysis.published import DATASETS, METHODS, domain_key, federated
+from fedsim.records.selection import comparable
 from fedsim.settings.experiment import Experiment
 
 BASELINE = "fedavg"
@@ -105,11 +106,13 @@ def _our_name(method: str) -> str:
 def agreement(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:
     """(tau, lower bound, upper bound): tau = 1 - 2 D / (n (n - 1) / 2) with D discordant pairs; a tie counts half.
 
-    The bounds are the expected tau of the Mallows models, P(order) ~ q^D, in which D or fewer, or D or more, pairs are
-    discordant with a probability of 2.5 %. They hold for few methods, too, where normal approximations do not.
+    Numbers that are equal to nine digits are a tie. The bounds are the expected tau of the Mallows models,
+    P(order) ~ q^D, in which D or fewer, or D or more, pairs are discordant with a probability of 2.5 %. They hold for
+    few methods, too, where normal approximations do not.
     """
     n = len(x)
     i, j = np.triu_indices(n, 1)
+    x, y = comparable(x), comparable(y)
     differences_of_x = x[i] - x[j]
     differences_of_y = y[i] - y[j]
     signs = np.sign(differences_of_x) * np.sign(differences_of_y)

@@ -137,6 +137,10 @@ def test_agreement_of_tables_by_hand():
     assert _counts(4, 0.0)[:2] == pytest.approx([1 / 24, 3 / 24])
     assert agreement(np.arange(4), np.arange(4))[1] < 0 < agreement(np.arange(8), np.arange(8))[1]
     assert agreement(np.arange(9), np.arange(9)[::-1])[1] == pytest.approx(-1, abs=0.01)
+    # A method with .1, .2, .3 and one with .3, .2, .1 have the same mean: one of 3 pairs is a tie, and counts half.
+    sums = np.array([0.0, 0.1 + 0.2 + 0.3, 0.3 + 0.2 + 0.1])
+    assert sums[1] > sums[2]  # in the last bit
+    assert agreement(sums, np.arange(3))[0] == agreement(np.arange(3), sums)[0] == pytest.approx(2 / 3)
     ours = [("fedavg", 0, 0.8), ("csac", 0, 0.83), ("elcfs", 0, 0.82), ("fedavg", 1, 0.4)]  # a seed that only one has
     rows = [(*row, target) for row in ours for target in PACS]
     table = pd.DataFrame(rows, columns=["method", "seed", "accuracy", "target"]).eval("label = method")
