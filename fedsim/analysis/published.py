@@ -96,7 +96,7 @@ def setting(experiment: Experiment) -> tuple[str, str] | None:
     backbone = BACKBONES.get(model.backbone)
     if dataset is None or backbone is None:
         return None
-    if data.fraction != 1 or data.source_test or data.is_dealt or _lacks_domains(dataset, data.domains):
+    if data.fraction != 1 or data.source_test or data.is_dealt or lacks_domains(dataset, data.domains):
         return None
     if data.clients_per_domain != 1 or data.image_size != IMAGE_SIZES.get(dataset, 224):
         return None
@@ -107,7 +107,7 @@ def setting(experiment: Experiment) -> tuple[str, str] | None:
     return (dataset, backbone) if is_theirs else None
 
 
-def _lacks_domains(dataset: str, domains: Sequence[str]) -> bool:
+def lacks_domains(dataset: str, domains: Sequence[str]) -> bool:
     """Whether a list of domains lacks some of the printed ones; an empty list means all."""
     if not domains:
         return False
@@ -380,7 +380,7 @@ def _protocol_settings(experiment: Experiment) -> dict[str, object]:
     data = experiment.data
     dataset = DATASETS.get(data.dataset)
     free = [*FREE_KEYS]
-    if dataset and not _lacks_domains(dataset, data.domains):
+    if dataset and not lacks_domains(dataset, data.domains):
         free.append("data.domains")
     settings = comparable_settings(experiment)
     for key in free:

@@ -16,7 +16,7 @@ from fedsim.methods.assembly import build_recipe
 from fedsim.records import Recorder, read_runs
 from fedsim.records.selection import RULE_TITLES
 from fedsim.settings.experiment import known_tables
-from fedsim.studies.reproduction import Line, Numbers, csv_rows, render, reproductions
+from fedsim.studies.reproduction import Line, Numbers, csv_rows, render, reproduce, reproductions
 from fedsim.studies.tables import Choice, PaperRow, find_table, plan_table, row_experiment
 
 SEEDS = {"fedig": 4, "csac": 5, "gperxan": 3, "fedsb": 3}  # the papers'
@@ -126,6 +126,21 @@ def test_ours_stand_beside_theirs(tmp_path):
     runs = read_runs(tmp_path)
     runs.summary.loc[runs.summary["method"] == "fedavg", "label"] = "fedavg(pixel)"  # as CCST without its encoder
     assert reproductions(tmp_path, runs)[0].lines[0].unlike[0] == "it runs as fedavg(pixel)"
+
+
+def test_a_printed_average_is_over_all_domains_and_stands_beside_no_other(tmp_path):
+    """A block of two of the four domains has an average of two, which is not the paper's of four."""
+    table = shipped("fedig-a-table-5")
+    block = table.blocks[0]
+    for target in ("photo", "sketch"):
+        finish(block, tmp_path, target)
+    runs = read_runs(tmp_path)
+    part = block.model_copy(update={"targets": ["photo", "sketch"]})
+    (fedavg,) = reproduce(table, part, runs, "best_validation").lines
+    assert fedavg.theirs.keys() == {"photo", "sketch"}
+    assert fedavg.ours.keys() == {"photo", "sketch", "average"}
+    assert math.isnan(fedavg.difference("average"))
+    assert "average" in reproduce(table, block, runs, "best_validation").lines[0].theirs
 
 
 def inside_table(folder):
