@@ -93,7 +93,7 @@ def _mean(column: str, rows: list[Row]) -> float:
     examples = ""
     if column == "train_loss":
         examples = "examples"
-    elif column.startswith("validation_"):
+    elif column.startswith(("validation_", "local_validation_")):
         examples = "validation_examples"
     values = [row[column] for row in rows]
     weights = [row.get(examples) or 0 for row in rows]

@@ -97,7 +97,7 @@ def crowd(count):
     domain = (n % 3).map({0: "photo", 1: "art", 2: "art"})
     own = {"round": 3, "status": "ok", "bytes_down": 10, "weight": 1 / count, "train_seconds": 0.5, "gap": n * 1.0}
     own |= {"domain": domain, "client": domain + "/" + n.astype(str), "examples": n + 1, "train_loss": n / 7}
-    own |= {"validation_accuracy": n % 5 / 5, "validation_examples": 1 + n % 4}
+    own |= {"validation_accuracy": n % 5 / 5, "validation_examples": 1 + n % 4, "local_validation_accuracy": n % 7 / 7}
     return pd.DataFrame(own).to_dict("records")
 
 
@@ -112,7 +112,8 @@ def test_a_domain_has_the_sums_and_means_of_its_clients_and_their_details():
         assert row["clients"] == len(own)
         for column in ("bytes_down", "examples", "weight", "train_seconds", "validation_examples"):
             assert row[column] == pytest.approx(own[column].sum())
-        for column, weight in (("train_loss", "examples"), ("validation_accuracy", "validation_examples")):
+        of_validation = dict.fromkeys(("validation_accuracy", "local_validation_accuracy"), "validation_examples")
+        for column, weight in {"train_loss": "examples", **of_validation}.items():
             assert row[column] == pytest.approx((own[column] * own[weight]).sum() / own[weight].sum())
         assert row["gap"] == pytest.approx(own["gap"].mean())
     details = [
