@@ -8,6 +8,7 @@ from statistics import fmean
 from fedsim.common.console import console, say
 from fedsim.common.tables import LABEL, Column, Row, Table
 from fedsim.common.tasks import Task
+from fedsim.records.record_files import NO_NUMBER
 from fedsim.records.selection import DEFAULT_RULE
 from fedsim.settings.run import NO_TARGET
 from fedsim.studies.axes import Axes
@@ -78,8 +79,8 @@ def selected_on_target(folder: Path, task: Task) -> float | None:
     if not file.is_file():
         return None
     (row,) = csv.DictReader(file.read_text(encoding="utf-8").splitlines())
-    value = row.get(f"{DEFAULT_RULE}_target_{task.metric}")
-    return float(value) if value else None
+    value = row.get(f"{DEFAULT_RULE}_target_{task.metric}") or ""
+    return None if value in NO_NUMBER else float(value)
 
 
 def run_sweep(

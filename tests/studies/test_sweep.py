@@ -225,13 +225,14 @@ def test_a_dry_run_says_the_hours_of_a_cell_and_of_all():
 
 
 def test_a_sweep_ends_with_the_means_of_the_selected_rounds(tmp_path):
-    """A half and a quarter are 37.5 % in the mean; the run without a number counts among the cells alone."""
-    cells = planned("fedavg", "rot0 rot15 rot30")
-    for cell, (method, text) in zip(cells, (("a", "0.5"), ("a", "0.25"), ("b", "")), strict=True):
-        cell.folder = tmp_path / method / f"rot{len(text)}" / "seed0"
+    """A half and a quarter are 37.5 % in the mean; a run with none, or with nan, counts among the cells alone."""
+    cells = planned("fedavg fedprox", "rot0 rot15")
+    results = (("a", "0.5"), ("a", "0.25"), ("a", "nan"), ("b", ""))
+    for number, (cell, (method, text)) in enumerate(zip(cells, results, strict=True)):
+        cell.folder = tmp_path / method / f"rot{number}" / "seed0"
         cell.folder.mkdir(parents=True)
         head = "last_target_accuracy,best_validation_target_loss,best_validation_target_accuracy"
         (cell.folder / "summary.csv").write_text(f"{head}\n0.9,0.8,{text}\n")  # another measure is no accuracy
     shown = small_table("digits", task_of(cells[0]), cells)
-    assert [[cell.text for cell in row.full_cells] for row in shown.rows] == [["a", "2", "37.5 %"], ["b", "1", ""]]
+    assert [[cell.text for cell in row.full_cells] for row in shown.rows] == [["a", "3", "37.5 %"], ["b", "1", ""]]
     assert shown.title == "digits: accuracy on the unseen domains, best source validation"
