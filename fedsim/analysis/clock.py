@@ -191,7 +191,7 @@ class Clock:
         curves = self.anytime[self.anytime["label"] == label]
         latest_hours = hours * (1 + 1e-9)
         reached = curves[curves["hours"] <= latest_hours]
-        latest = reached.groupby("run").last()
+        latest = reached.groupby("run").tail(1)  # a round without a value has none, and not that of the round before
         if len(latest) < curves["run"].nunique():
             return math.nan
         cells = latest.rename(columns={"value": "accuracy"})

@@ -1,5 +1,7 @@
 """The clock: what recorded runs would have taken on other machines and links."""
 
+import math
+
 import pandas as pd
 import pytest
 from invented import write_grid
@@ -59,6 +61,17 @@ def test_a_whole_folder(tmp_path):
         assert list(record.values())[-1] == pytest.approx(averages[label])
         assert 0 < record["transfer"] < 1
     assert made.figure().axes[0].get_xlabel() == "hours"
+
+
+def test_a_last_round_without_a_value_has_none(tmp_path):
+    """By `last`, a run that has diverged has no value, and not that of the last round which had one."""
+    folder = write_grid(tmp_path, {"fedavg": 0.0}, rounds=3, targets=["photo"])
+    runs = read_runs(folder)
+    runs.rounds.loc[runs.rounds["round"] == 3, "target_accuracy"] = math.nan
+    made = clock(runs, compare(runs, select="last", published=False), read_profiles("clinics-dsl"))
+    end = made.anytime["hours"].max()
+    values = [made.value_at("fedavg", hours) for hours in (0.0, end / 2, end)]
+    assert list(map(math.isnan, values)) == [True, False, True]
 
 
 def test_the_command_prints_and_draws(tmp_path):
