@@ -318,8 +318,10 @@ def published_cells(comparison: Comparison) -> list[tuple[str, list[Cell]]]:
 
 
 def shown_label(method: Mapping[str, Any]) -> str:
-    """Label of a method; a dagger marks those that use images of the target."""
-    return f"{method['label']} {MARKS[method['group']]}".rstrip()
+    """Label of a method; a dagger marks those that use images of the target, and § those that are not federated."""
+    groups = [POOLED, method["group"]] if method[POOLED] else [method["group"]]
+    marks = "".join(MARKS[group] for group in dict.fromkeys(groups))
+    return f"{method['label']} {marks}".rstrip()
 
 
 def by_group(comparison: Comparison) -> list[pd.DataFrame]:
@@ -342,7 +344,7 @@ def without_exchange(rounds: pd.DataFrame, methods: pd.DataFrame) -> pd.DataFram
 
     rounds: with a label; methods: those of `Comparison`
     """
-    labels = methods[methods["group"] == POOLED]["label"]
+    labels = methods[methods[POOLED]]["label"]
     is_pooled = rounds["label"].isin(labels)
     columns = rounds.columns.intersection(["bytes_down", "bytes_up"])
     empty = {column: rounds[column].mask(is_pooled) for column in columns}

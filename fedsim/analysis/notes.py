@@ -237,7 +237,8 @@ def group_notes(methods: pd.DataFrame) -> list[str]:
     """Notes on the methods that are not federated, or use images of the target."""
     notes = []
     for group, text in GROUP_TEXTS.items():
-        if (methods["group"] == group).any():
+        is_in_group = methods[POOLED] if group == POOLED else methods["group"] == group
+        if is_in_group.any():
             place = "without a rank" if group == POOLED else "ranked apart, not with the others"
             notes.append(f"{MARKS[group]} {text}; {place}.")
     return notes
@@ -538,7 +539,7 @@ def rank_notes(comparison: Comparison, column: str = "target") -> list[str]:
         if seeds and of_group["seeds"].max() > len(seeds):
             listed = ", ".join(map(str, seeds))
             notes.append(f"Ranks rest on the seeds that all ranked methods have: {listed}.")
-    unranked = methods[methods["rank"].isna() & (methods["group"] != POOLED)]["label"]
+    unranked = methods[methods["rank"].isna() & ~methods[POOLED]]["label"]
     if len(unranked):
         needed = f"a seed with every {column} that the other ranked methods have, too"
         if comparison.baseline:

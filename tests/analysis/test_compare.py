@@ -13,6 +13,7 @@ from invented import pacs_experiment as full_size
 
 from fedsim.analysis import compare, notes
 from fedsim.analysis.compare import run_labels
+from fedsim.analysis.comparison import without_exchange
 from fedsim.analysis.metrics import frequent_class_shares
 from fedsim.analysis.notes import edge_notes, frequent_class_notes, rare_class_notes, verdict_notes
 from fedsim.analysis.statistics import holm, paired, shared_targets, worst_means
@@ -220,6 +221,15 @@ def test_pooled_training_is_apart_without_rank_and_bytes():
     assert "**" not in row
     assert "§ not federated: one client holds all data, and sends nothing; without a rank." in text
     assert "Without a rank: deepall" not in text
+    runs.summary["transductive"] = runs.summary["method"] == "deepall"  # as deepall+t3a is
+    both = compare(runs, baseline="fedavg")
+    assert both.methods.set_index("label")["rank"].isna().tolist() == [False, False, True]
+    text = both.render("markdown")
+    assert "| deepall §† |" in text
+    assert "§ not federated: one client holds all data, and sends nothing; without a rank." in text
+    assert "Without a rank: deepall" not in text
+    rounds = pd.DataFrame({"label": ["fedavg", "deepall"], "bytes_down": 1.0, "bytes_up": 1.0})
+    assert without_exchange(rounds, both.methods)["bytes_up"].isna().tolist() == [False, True]
     del runs.summary["pooled"]  # as records before version 0.2 have it
     without = compare(runs)  # ranked by the averages
     assert without.methods.set_index("label")["rank"].tolist()[:2] == [1, 2]

@@ -107,7 +107,7 @@ def test_curves_over_the_bytes_of_the_clients():
     lines = {line.get_label(): line.get_xydata().tolist() for line in panel.get_lines()}
     assert lines == {"a": [[2, 50], [4, 60]], "b": [[1, 50], [2, 60]]}
     third = whole.assign(run=whole["run"].str.replace("a", "c"), label="c")
-    methods = pd.DataFrame({"label": ["a", "b", "c"], "group": ["", "", "pooled"]})
+    methods = pd.DataFrame({"label": ["a", "b", "c"], "pooled": [False, False, True]})
     rounds = without_exchange(pd.concat([half, whole, third], ignore_index=True), methods)
     (panel,) = curves_over_bytes(rounds, NAME, styles(["a", "b", "c"])).axes
     assert {line.get_label() for line in panel.get_lines()} == {"a", "b"}
