@@ -7,7 +7,8 @@ Everything is a function of the records and of a table of profiles:
     seconds of a round             = those of its slowest client
 
 MB are 10^6 bytes, up and down are Mbit/s. A round has two exchanges with a client, training and validation, and each
-waits once for the latency. The server's own time is left out, and so is what a link loses by its protocol.
+waits once for the latency. The server's own time is left out, and so is what a link loses by its protocol. Pooled
+training, which sends nothing, has its seconds of computing alone.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedsim.analysis.comparison import Comparison
+from fedsim.analysis.comparison import POOLED, Comparison
 from fedsim.analysis.figure_style import Looks, legend_below, panels, styles
 from fedsim.analysis.statistics import grid_of, over_seeds, per_seed_average
 from fedsim.common.errors import UserError, nearest
@@ -240,11 +241,11 @@ def clock(runs: Runs, comparison: Comparison, profiles: Profiles) -> Clock:
     _refuse_others(profiles, set(runs.clients.get("client", [])))
     parts = []
     curves = []
-    for run in comparison.table["run"]:
+    for run, is_pooled in zip(comparison.table["run"], comparison.table[POOLED]):
         experiment = runs.experiments[run]
         clients = runs.clients[runs.clients["run"] == run]
         rounds = runs.rounds[runs.rounds["run"] == run]
-        times = round_times(run, clients, profiles)
+        times = round_times(run, clients, profiles, is_pooled)
         parts.append(times.assign(run=run))
         column = validation_column(experiment, task_of(rounds).metric)
         curve = anytime(rounds, times, comparison.select, column)
@@ -293,10 +294,11 @@ def _refuse_others(profiles: Profiles, clients: set[str]) -> None:
             raise UserError(f"the clock names {name!r}, and no run has this client; {near}clients: {listed}")
 
 
-def round_times(run: str, clients: pd.DataFrame, profiles: Profiles) -> pd.DataFrame:
+def round_times(run: str, clients: pd.DataFrame, profiles: Profiles, is_pooled: bool = False) -> pd.DataFrame:
     """round, seconds, waiting and hours of a run's rounds, of the rows of its clients.csv.
 
     waiting: the seconds in which the slowest client's bytes are on the way
+    is_pooled: whether all data are in one place, so that nothing is on the way
     """
     _refuse_unfit(run, clients)
     seconds: dict[int, float] = {}
@@ -305,7 +307,7 @@ def round_times(run: str, clients: pd.DataFrame, profiles: Profiles) -> pd.DataF
         number = int(row["round"])
         client = str(row["client"])
         profile = profiles.of(client)
-        transfer = profile.transfer(row["bytes_up"], row["bytes_down"])
+        transfer = 0.0 if is_pooled else profile.transfer(row["bytes_up"], row["bytes_down"])
         recorded = row["train_seconds"] + row.get("evaluation_seconds", 0.0)
         total = profile.computing(recorded) + transfer
         if total >= seconds.get(number, 0.0):

@@ -16,7 +16,15 @@ from markupsafe import Markup
 
 from fedsim.analysis import combinations
 from fedsim.analysis.compare import compare, run_labels
-from fedsim.analysis.comparison import MARKS, Comparison, accuracy_cells, comparison_table, further_columns, shown_label
+from fedsim.analysis.comparison import (
+    MARKS,
+    POOLED,
+    Comparison,
+    accuracy_cells,
+    comparison_table,
+    further_columns,
+    shown_label,
+)
 from fedsim.analysis.metrics import METRICS, kept, kept_predictions, metrics_of, per_class_accuracy
 from fedsim.analysis.notes import part_notes
 from fedsim.analysis.page import page
@@ -468,7 +476,9 @@ def costs_table(runs: Runs, comparison: Comparison, notes: Notes) -> Table:
     rows = []
     for method in comparison.methods.to_dict("records"):
         label = method["label"]
-        of_method = [by_record.get((label, column), math.nan) for column in records]
+        of_method = [math.nan] * len(records)
+        if not method[POOLED]:
+            of_method = [by_record.get((label, column), math.nan) for column in records]
         given = notes.get(method["method"], {})
         cells = _cost_cells(method, of_method)
         cells += [given.get(key, "") for key in texts]

@@ -36,6 +36,18 @@ def test_a_round_is_its_slowest_client():
     assert list(times["seconds"]) == pytest.approx([71.2, 107.04])
     assert list(times["waiting"]) == pytest.approx([67.2, 7.04])
     assert list(times["hours"]) == pytest.approx([71.2 / 3600, 178.24 / 3600])
+    pooled = round_times("run", rows, SLOW, is_pooled=True)  # nothing is sent
+    assert (list(pooled["seconds"]), list(pooled["waiting"])) == ([10, 100], [0, 0])
+
+
+def test_pooled_training_sends_nothing(tmp_path):
+    """Of deepall the hours are those of computing alone, as a comparison has no bytes of it."""
+    folder = write_grid(tmp_path, {"fedavg": 0.0, "deepall": 0.0}, rounds=2, targets=["photo"])
+    runs = read_runs(folder)
+    runs.summary["pooled"] = runs.summary["method"] == "deepall"
+    made = clock(runs, compare(runs, published=False), read_profiles("clinics-dsl"))
+    transfer = {record["label"]: record["transfer"] for record in made.table().records}
+    assert transfer["deepall"] == 0 < transfer["fedavg"]
 
 
 def test_the_value_of_a_moment_is_that_of_the_round_selected_so_far():

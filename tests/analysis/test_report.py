@@ -17,6 +17,7 @@ from invented import embedded, one_each, pacs_experiment, write_run
 from fedsim.analysis import compare
 from fedsim.analysis.report import (
     class_accuracies,
+    costs_table,
     premise,
     report_page,
     segmentation,
@@ -27,8 +28,8 @@ from fedsim.analysis.report_data import command_line, override_text
 from fedsim.analysis.statistics import interval
 from fedsim.commands.live import STALE_SECONDS, Server, cells_of, state_html
 from fedsim.commands.results import method_notes
+from fedsim.common.tables import MISSING, Column, Row, Table
 from fedsim.common.tables import Cell as TableCell
-from fedsim.common.tables import Column, Row, Table
 from fedsim.records import read_runs
 from fedsim.records.cases import Cases
 from fedsim.records.predictions import Predictions
@@ -118,6 +119,18 @@ def test_the_charts_have_the_numbers_of_compare(own_grid):
     assert page["clients"]["weight"]["sketch"][0] == [1, 2, 3, 4]
     assert {"art_painting", "layer1"} <= set(page["details"]["alpha"])
     assert page["command"].startswith("fedsim run pacs --method csac --target photo --seed 0")
+
+
+def test_pooled_training_has_no_bytes_of_single_records_either(own_grid):
+    runs = read_runs(own_grid)
+    runs.summary["pooled"] = runs.summary["method"] == "csac"
+    table = costs_table(runs, compare(runs), {})
+    texts = {}
+    for row in table.rows:
+        label, *sizes, _ = row.full_cells
+        texts[label.text] = [size.text for size in sizes]
+    assert texts["csac §"] == [MISSING] * 4  # down, up, and the arrays of both
+    assert MISSING not in texts["fedavg"]
 
 
 def test_intervals_and_escaped_cells_by_hand():
