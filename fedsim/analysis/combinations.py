@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 NAME = "combinations.csv"
 READ = ["rung", "score", "target", "candidate", "folds"]  # its columns that figures need
+TEXTS = ["method", "search", "target", "changes", "slots", "folds", "outcome"]  # also where they look like numbers
 OTHERS = "#bbbbbb"
 Searches = list[tuple[str, pd.DataFrame]]  # what was searched, and its rows
 Style = dict[str, Any]  # arguments of matplotlib
@@ -27,7 +28,7 @@ def searches(folder: Path) -> Searches:
     if not file.is_file():
         return []
     with named(file, "the rows"):
-        frame = pd.read_csv(file)
+        frame = pd.read_csv(file, dtype=dict.fromkeys(TEXTS, str), keep_default_na=False, na_values=[""])
         if len(frame):
             columns = frame[READ]  # a KeyError without them
             numbers = columns[["rung", "score"]]

@@ -9,7 +9,7 @@ import pytest
 from image_trees import write_tree
 from typer.testing import CliRunner
 
-from fedsim.analysis.combinations import tables
+from fedsim.analysis.combinations import figures, searches, tables
 from fedsim.commands.cli import app
 from fedsim.common.errors import UserError
 from fedsim.methods.assembly import assemble
@@ -150,3 +150,15 @@ def test_a_whole_search_opens_no_image_of_the_unseen_domain(tmp_path, in_this_pr
     shutil.copy(tmp_path / "digits" / "combinations.csv", tmp_path / "digits-without-sketch")  # next to some runs
     (table,) = tables(read_runs(tmp_path / "digits-without-sketch"))
     assert "winner: rank 1 of 2" in table.html()
+
+
+def test_a_domain_that_is_called_like_a_missing_value_or_a_number_keeps_its_name(tmp_path):
+    head = "method,search,target,rung,candidate,changes,slots,folds,score,outcome"
+    row = "fedavg,s,NA,1,0,none: the base,,15,0.5,winner: rank 1 of 1"
+    (tmp_path / "combinations.csv").write_text(f"{head}\n{row}\n")
+    ((_, rows),) = searches(tmp_path)
+    assert rows[["target", "folds"]].to_numpy().tolist() == [["NA", "15"]]
+    ((_, figure),) = figures(searches(tmp_path), "digits")
+    (panel,) = figure.axes
+    assert (panel.get_title(), len(panel.get_lines())) == ("without NA", 1)
+    assert [text.get_text() for text in panel.get_xticklabels()] == ["rung 1\nfolds: 1"]
