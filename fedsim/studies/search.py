@@ -442,6 +442,8 @@ def search_text(plan: PlannedSearch) -> str:
     ]
     if not plan.search.is_random:
         texts.append(f"sampler {plan.search.sampler}")
+    if plan.search.pruner:
+        texts.append(f"pruner {plan.search.pruner}")
     return "; ".join(texts)
 
 

@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -20,6 +21,7 @@ from fedsim.studies.search import (
     Trial,
     caveats,
     plan_search,
+    search_text,
     show_result,
     trial_rows,
     write_trials,
@@ -206,6 +208,8 @@ def test_search_csv_has_all_trials_and_keeps_other_searches(tmp_path):
         names.append(trial_rows(planned)[0]["search"])
     assert names[0].endswith("; search seed 0")
     assert names[1:] == [f"{names[0]}; data.fraction=0.5; train.rounds=3", f"{names[0]}; preset=csac; a=1"]
+    planned.search = replace(planned.search, pruner="median")  # which takes scores away
+    assert search_text(planned) == f"{names[-1]}; pruner median"
 
 
 def test_a_search_from_end_to_end(tmp_path, in_this_process):
