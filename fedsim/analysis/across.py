@@ -54,19 +54,30 @@ def across(parts: Mapping[str, Comparison], baseline: str | None = None, correct
         correction,
         first.metric,
     )
+    rule = _rule_of(parts)
+    units = {part.unit for part in parts.values()}
     result = Comparison(
-        title=f"{len(parts)} data sets: {first.rule}",
+        title=f"{len(parts)} data sets: {rule}",
         select=first.select,
         targets=list(parts),
         published=pd.DataFrame(columns=COLUMNS),
         metric=first.metric,
-        rule=first.rule,
+        rule=rule,
         table=table,
         is_primary=first.is_primary,
+        unit=units.pop() if len(units) == 1 else "examples",
         **computed._asdict(),
     )
     result.notes = [*verdict_notes(result, "data set"), *_shared_notes(parts), *rank_notes(result, "data set")]
     return result
+
+
+def _rule_of(parts: Mapping[str, Comparison]) -> str:
+    """The rule of all data sets in words, or that of each; it also says whose validation selects and who lies."""
+    rules = dict.fromkeys(part.rule for part in parts.values())
+    if len(rules) == 1:
+        return next(iter(rules))
+    return "; ".join(f"{name}: {part.rule}" for name, part in parts.items())
 
 
 def _shared_notes(parts: Mapping[str, Comparison]) -> list[str]:

@@ -4,6 +4,7 @@ import csv
 import io
 import itertools
 import math
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -54,6 +55,16 @@ def test_a_column_is_the_mean_over_a_data_sets_domains_and_the_average_is_taken_
     assert unpaired == ["said", "Ranks rest on the seeds that all ranked methods have: 0."]
     with pytest.raises(UserError, match="B is measured by dice"):
         across({"A": part(one), "B": part(two, "dice")})
+
+
+def test_the_title_has_the_rule_of_every_data_set_and_budgets_their_unit():
+    """The clients that lie in one of the data sets are said, too."""
+    one, two = (replace(part({("m", "x", 0): 0.8}), rule="last round") for _ in range(2))
+    assert across({"A": one, "B": two}).title == "2 data sets: last round"
+    two = replace(two, rule="last round, photo lies", unit="rows")
+    found = across({"A": one, "B": two})
+    assert found.title == "2 data sets: A: last round; B: last round, photo lies"
+    assert (found.unit, across({"B": two, "C": two}).unit) == ("examples", "rows")
 
 
 def scores(blocks):
