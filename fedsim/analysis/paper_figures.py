@@ -24,7 +24,7 @@ from fedsim.analysis.figure_style import (
 )
 from fedsim.analysis.statistics import most_seeds, over_seeds
 from fedsim.common.lists import keys_of
-from fedsim.common.tasks import task_of
+from fedsim.common.tasks import BY_METRIC, CLASSIFICATION, task_of
 from fedsim.common.values import JsonTable
 from fedsim.records.alphas import Alphas
 from fedsim.records.client_rows import client_key
@@ -137,15 +137,18 @@ def local_models(details: pd.DataFrame, name: str, label: str) -> Figure | None:
     )
     axes = figure.subplots(len(rounds), len(targets), squeeze=False)
     first = frame["quantity"].iloc[0]
-    metric = first.partition("_")[2].replace("_", " ")
+    metric = first.partition("_")[2]
+    shown = frame[frame["round"].isin(rounds)]
+    factor, most, form, unit = 1, shown["value"].max(), ".3g", ""
+    if BY_METRIC.get(metric, CLASSIFICATION).is_fraction:
+        factor, most, form, unit = 100, 100, ".0f", " (%)"
+    title = f"{metric.replace('_', ' ')}{unit} of each client's model and of the fused one on each domain"
     seeds = "mean over seeds" if frame["seed"].nunique() > 1 else "one seed"
-    set_title(
-        figure, f"{name}, {label}: {metric} (%) of each client's model and of the fused one on each domain ({seeds})"
-    )
+    set_title(figure, f"{name}, {label}: {title} ({seeds})")
     for row, number in zip(axes, rounds):
         for panel, target in zip(row, targets):
-            is_shown = (frame["round"] == number) & (frame["target"] == target)
-            _matrix(panel, 100 * _by_model(frame[is_shown]), 100)
+            is_drawn = (shown["round"] == number) & (shown["target"] == target)
+            _matrix(panel, factor * _by_model(shown[is_drawn]), most, form)
             panel.set_title(f"{unseen(target)}, round {number}")
     return figure
 
@@ -353,8 +356,11 @@ def _name_ticks(panel: Axes, names: Sequence[str]) -> None:
     )
 
 
-def _matrix(panel: Axes, table: pd.DataFrame, most: float) -> None:
-    """Draws a table of numbers from 0 to `most` as a picture, with the numbers in its cells where there is room."""
+def _matrix(panel: Axes, table: pd.DataFrame, most: float, form: str = ".0f") -> None:
+    """Draws a table of numbers from 0 to `most` as a picture, with the numbers in its cells where there is room.
+
+    form: how a number is written
+    """
     values = table.to_numpy(float)
     most = most or 1
     panel.imshow(
@@ -378,7 +384,7 @@ def _matrix(panel: Axes, table: pd.DataFrame, most: float) -> None:
         panel.text(
             column,
             row,
-            f"{value:.0f}",
+            f"{value:{form}}",
             ha="center",
             va="center",
             fontsize=7,

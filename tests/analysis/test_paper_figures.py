@@ -78,6 +78,11 @@ def test_models_of_clients_on_all_domains():
     assert [axes.get_title() for axes in (first, last)] == ["unseen: c, round 0", "unseen: c, round 2"]
     assert [text.get_text() for text in first.texts] == ["51", "31", "21", "41", "61", "61"]
     assert local_models(details([(0, 1, "a", "divergence_weight", "w", 0.5)]), "x", "csac") is None
+    errors = local_models(details([(0, 1, "a", "local_mae", "c", 3.25), (0, 1, "", "fused_mae", "c", 0.5)]), "x", "y")
+    (only,) = errors.axes  # in the unit of the target
+    assert [text.get_text() for text in only.texts] == ["3.25", "0.5"]
+    assert ("mae" in errors.get_suptitle(), "%" in errors.get_suptitle()) == (True, False)
+    assert only.images[0].get_clim() == (0, 3.25)
 
 
 def test_distances_of_layers():
