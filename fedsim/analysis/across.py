@@ -77,7 +77,10 @@ def _rule_of(parts: Mapping[str, Comparison]) -> str:
     rules = dict.fromkeys(part.rule for part in parts.values())
     if len(rules) == 1:
         return next(iter(rules))
-    return "; ".join(f"{name}: {part.rule}" for name, part in parts.items())
+    texts = []
+    for name, part in parts.items():
+        texts.append(f"{name}: {part.rule}")
+    return "; ".join(texts)
 
 
 def _shared_notes(parts: Mapping[str, Comparison]) -> list[str]:

@@ -28,7 +28,12 @@ def searches(folder: Path) -> Searches:
     if not file.is_file():
         return []
     with named(file, "the rows"):
-        frame = pd.read_csv(file, dtype=dict.fromkeys(TEXTS, str), keep_default_na=False, na_values=[""])
+        frame = pd.read_csv(
+            file,
+            dtype=dict.fromkeys(TEXTS, str),
+            keep_default_na=False,
+            na_values=[""],
+        )
         if len(frame):
             columns = frame[READ]  # a KeyError without them
             numbers = columns[["rung", "score"]]

@@ -319,9 +319,12 @@ def published_cells(comparison: Comparison) -> list[tuple[str, list[Cell]]]:
 
 def shown_label(method: Mapping[str, Any]) -> str:
     """Label of a method; a dagger marks those that use images of the target, and § those that are not federated."""
-    groups = [POOLED, method["group"]] if method[POOLED] else [method["group"]]
-    marks = "".join(MARKS[group] for group in dict.fromkeys(groups))
-    return f"{method['label']} {marks}".rstrip()
+    group = method["group"]
+    marks = MARKS[group]
+    if method[POOLED] and group != POOLED:
+        marks = MARKS[POOLED] + marks
+    label = method["label"]
+    return f"{label} {marks}".rstrip()
 
 
 def by_group(comparison: Comparison) -> list[pd.DataFrame]:

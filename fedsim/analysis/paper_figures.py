@@ -138,19 +138,32 @@ def local_models(details: pd.DataFrame, name: str, label: str) -> Figure | None:
     axes = figure.subplots(len(rounds), len(targets), squeeze=False)
     first = frame["quantity"].iloc[0]
     metric = first.partition("_")[2]
-    shown = frame[frame["round"].isin(rounds)]
-    factor, most, form, unit = 1, shown["value"].max(), ".3g", ""
-    if BY_METRIC.get(metric, CLASSIFICATION).is_fraction:
-        factor, most, form, unit = 100, 100, ".0f", " (%)"
-    title = f"{metric.replace('_', ' ')}{unit} of each client's model and of the fused one on each domain"
+    is_fraction = BY_METRIC.get(metric, CLASSIFICATION).is_fraction
+    heading = metric.replace("_", " ")
+    if is_fraction:
+        heading += " (%)"
     seeds = "mean over seeds" if frame["seed"].nunique() > 1 else "one seed"
-    set_title(figure, f"{name}, {label}: {title} ({seeds})")
+    of_models = "of each client's model and of the fused one on each domain"
+    set_title(figure, f"{name}, {label}: {heading} {of_models} ({seeds})")
+    shown = frame[frame["round"].isin(rounds)]
     for row, number in zip(axes, rounds):
-        for panel, target in zip(row, targets):
-            is_drawn = (shown["round"] == number) & (shown["target"] == target)
-            _matrix(panel, factor * _by_model(shown[is_drawn]), most, form)
-            panel.set_title(f"{unseen(target)}, round {number}")
+        of_round = shown[shown["round"] == number]
+        _models_of_round(row, of_round, targets, is_fraction, shown["value"].max())
     return figure
+
+
+def _models_of_round(
+    row: Sequence[Axes], frame: pd.DataFrame, targets: Sequence[str], is_fraction: bool, greatest: float
+) -> None:
+    """Draw the matrix of each target in a round; greatest: the value at the end of the colours of no fraction."""
+    number = frame["round"].iloc[0]
+    for panel, target in zip(row, targets):
+        table = _by_model(frame[frame["target"] == target])
+        if is_fraction:
+            _matrix(panel, 100 * table, 100)
+        else:
+            _matrix(panel, table, greatest, ".3g")
+        panel.set_title(f"{unseen(target)}, round {number}")
 
 
 def _by_model(frame: pd.DataFrame) -> pd.DataFrame:

@@ -476,9 +476,8 @@ def costs_table(runs: Runs, comparison: Comparison, notes: Notes) -> Table:
     rows = []
     for method in comparison.methods.to_dict("records"):
         label = method["label"]
-        of_method = [math.nan] * len(records)
-        if not method[POOLED]:
-            of_method = [by_record.get((label, column), math.nan) for column in records]
+        sent = {} if method[POOLED] else by_record
+        of_method = [sent.get((label, column), math.nan) for column in records]
         given = notes.get(method["method"], {})
         cells = _cost_cells(method, of_method)
         cells += [given.get(key, "") for key in texts]
