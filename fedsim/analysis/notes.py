@@ -312,7 +312,8 @@ def edge_notes(summary: pd.DataFrame, select: str) -> list[str]:
 
     summary: a row per run. Runs of few rounds do not count, nor does another rule than the best validation.
     """
-    if select != "best_validation" or "best_validation_round" not in summary:
+    has_columns = {"best_validation_round", "rounds"} <= set(summary.columns)
+    if select != "best_validation" or not has_columns:
         return []
     runs = summary.dropna(subset="best_validation_round")
     runs = runs[runs["rounds"] >= LEAST_ROUNDS]
