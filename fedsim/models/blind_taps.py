@@ -8,32 +8,37 @@ last stage at 28 pixels, for one.
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 
-class WidenedConv2d(nn.Conv2d):
+class Widened(_ConvNd):
     """A convolution of zero-padded maps. Where a tap would see padding alone, the zeros are made a part of the map.
 
-    The output is that of `nn.Conv2d`, of which the pixels beside the original ones are cut away.
+    The output is that of the class of PyTorch, of which the places beside the original ones are cut away.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, H, W] to [B, out, H', W']."""
-        sizes = x.shape[2:]
+        """[B, C, *sizes] to [B, out, *sizes of the output]; also without B."""
+        axes = len(self.kernel_size)
+        sizes = x.shape[-axes:]
         if not torch.is_grad_enabled() or not any(self.has_blind_tap(axis, size) for axis, size in enumerate(sizes)):
             return super().forward(x)
-        (height, width), (rows, columns) = self.margins(), self.stride
-        above, beside = height * rows, width * columns
-        wide = super().forward(F.pad(x, (beside, beside, above, above)))
-        return wide[:, :, height : wide.shape[2] - height, width : wide.shape[3] - width]
+        margins = self.margins()
+        pads: list[int] = []
+        for margin, stride in zip(reversed(margins), reversed(self.stride), strict=True):  # F.pad begins at the end
+            pads += [margin * stride] * 2
+        wide = super().forward(F.pad(x, pads))
+        for axis, margin in zip(range(-axes, 0), margins, strict=True):
+            wide = wide.narrow(axis, margin, wide.shape[axis] - 2 * margin)
+        return wide
 
-    def margins(self) -> tuple[int, int]:
-        """The pixels of the output that are added on each side of an axis, enough for the reach of the kernel."""
-        reaches = (dilation * (kernel - 1) for kernel, dilation in zip(self.kernel_size, self.dilation, strict=True))
-        height, width = (-(-reach // stride) for reach, stride in zip(reaches, self.stride, strict=True))
-        return height, width
+    def margins(self) -> list[int]:
+        """The places of the output that are added on each side of an axis, enough for the reach of the kernel."""
+        reaches = [dilation * (kernel - 1) for kernel, dilation in zip(self.kernel_size, self.dilation, strict=True)]
+        return [-(-reach // stride) for reach, stride in zip(reaches, self.stride, strict=True)]
 
     def has_blind_tap(self, axis: int, size: int) -> bool:
-        """Whether a tap lies on padding wherever the kernel stands on maps of that size along an axis (0 or 1)."""
+        """Whether a tap lies on padding wherever the kernel stands on maps of that size along an axis (0, 1 or 2)."""
         kernel, stride, dilation = self.kernel_size[axis], self.stride[axis], self.dilation[axis]
         padding = int(self.padding[axis])
         places = (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
@@ -44,8 +49,28 @@ class WidenedConv2d(nn.Conv2d):
         return False
 
 
+class WidenedConv1d(Widened, nn.Conv1d):
+    """Of signals."""
+
+
+class WidenedConv2d(Widened, nn.Conv2d):
+    """Of maps."""
+
+
+class WidenedConv3d(Widened, nn.Conv3d):
+    """Of volumes."""
+
+
+KINDS: dict[type[nn.Module], type[Widened]] = {
+    nn.Conv1d: WidenedConv1d,
+    nn.Conv2d: WidenedConv2d,
+    nn.Conv3d: WidenedConv3d,
+}
+
+
 def widen_convolutions(net: nn.Module) -> None:
     """Makes each zero-padded convolution of a network one that has no blind taps; names and tensors stay the same."""
     for module in net.modules():
-        if type(module) is nn.Conv2d and module.padding_mode == "zeros" and not isinstance(module.padding, str):
-            module.__class__ = WidenedConv2d
+        kind = KINDS.get(type(module))
+        if kind is not None and module.padding_mode == "zeros" and not isinstance(module.padding, str):
+            module.__class__ = kind

@@ -59,19 +59,37 @@ def test_maps_that_every_tap_sees_are_left_alone(case):
     assert not conv.has_blind_tap(0, size)
 
 
-def test_no_gradient_is_left_as_it_was_in_memory():
+@pytest.mark.parametrize(("kind", "axes"), [(nn.Conv1d, 1), (nn.Conv2d, 2), (nn.Conv3d, 3)])
+def test_no_gradient_is_left_as_it_was_in_memory(kind, axes):
     """Where a processor has bfloat16 of its own, this failed for most batches without the widened convolution."""
-    conv = nn.Conv2d(64, 128, 3, 2, 1, bias=False).to(memory_format=torch.channels_last)
+    conv = kind(64, 128, 3, 2, 1, bias=False)
     widen_convolutions(conv)
+    middle = (slice(None), slice(None), *[1] * axes)
     for images in range(1, 9):
-        x = torch.rand(images, 64, 1, 1).to(memory_format=torch.channels_last)
+        x = torch.rand(images, 64, *[1] * axes)
         for _ in range(2):
             torch.full((2, *conv.weight.shape), 1e30)  # is freed at once, and the gradient may get its memory
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 _, weight, _ = gradients(conv, x)
             assert weight.abs().max() < 1e3
-            weight[:, :, 1, 1] = 0
+            weight[middle] = 0
             assert not weight.any()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_widened_convolution_of_signals_and_volumes_is_the_same_function(case):
+    kernel, stride, padding, dilation, _, length = case
+    if isinstance(kernel, tuple):
+        kernel, stride, padding = kernel[0], stride[0], padding[0]
+    signals = nn.Conv1d(2, 3, kernel, stride, padding, dilation).double()
+    volumes = nn.Conv3d(2, 3, kernel, stride, padding, dilation).double()
+    for conv, sizes in ((signals, (length,)), (volumes, (1, length, 2))):
+        wide = copy.deepcopy(conv)
+        widen_convolutions(wide)
+        assert type(wide) is not type(conv)
+        x = torch.rand(2, 2, *sizes, dtype=torch.float64)
+        for value, expected in zip(gradients(wide, x), gradients(conv, x), strict=True):
+            torch.testing.assert_close(value, expected)
 
 
 @pytest.mark.parametrize(("precision", "kind"), [("bf16", WidenedConv2d), ("fp32", nn.Conv2d)])
