@@ -89,13 +89,3 @@ def read_outputs(run: Path | str, select: str = "best_validation") -> Outputs:
     if not np.isfinite(outputs.predicted).all():
         raise UserError(f"{file}: some predictions are no numbers; the run has diverged")
     return outputs
-
-
-def read_numbers(run: Path | str, select: str = "best_validation") -> Outputs:
-    """The outputs of a regression; see `read_outputs`."""
-    return read_outputs(run, select)
-
-
-def read_labels(run: Path | str, select: str = "best_validation") -> Outputs:
-    """The outputs of several labels; see `read_outputs`."""
-    return read_outputs(run, select)
