@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedsim.common.errors import UserError
 from fedsim.common.tasks import REGRESSION
 from fedsim.data.row import Benchmark
 from fedsim.settings import DataSettings
@@ -143,3 +144,14 @@ def scaled_by_site(values: np.ndarray, rows: np.ndarray, bench: Benchmark) -> np
     """Values of a domain [N, ...], standardized by those of some of its rows."""
     moments = moments_of(values[rows], bench.numeric)
     return scale_of([moments]).apply(values)
+
+
+def refuse_empty_cells(data: DataSettings, bench: Benchmark, domain: str, values: np.ndarray) -> None:
+    """Raises UserError for missing values of a domain [N, ...] that nothing replaces, which data.scale = "none" says."""
+    if not bench.shape or scale_rule(data, bench) != "none":
+        return
+    if not np.isfinite(values).all():
+        raise UserError(
+            f"{domain}: some cells are empty, and data.scale = 'none' gives them no value; use 'federated' "
+            "or 'site', or data.missing = 'drop'"
+        )

@@ -228,6 +228,12 @@ def test_empty_cells_need_a_scale(tmp_path):
         load_client(data, "a", "c")
 
 
+def test_empty_cells_need_a_scale_where_clients_have_rows_of_several_domains_too(tmp_path):
+    data = table(tmp_path, scale="none", mix=0.5)
+    with pytest.raises(UserError, match=r"a: some cells are empty, and data.scale = 'none' gives them no value"):
+        load_client(data, "a", "c")
+
+
 def test_with_scale_site_each_domain_has_its_own_scale(tmp_path):
     text = "x,label,domain\n" + "".join(
         f"{v},{'uv'[v % 2]},{d}\n" for d, s in (("a", 0), ("b", 9)) for v in range(s, s + 8)
