@@ -147,7 +147,7 @@ def scaled_by_site(values: np.ndarray, rows: np.ndarray, bench: Benchmark) -> np
 
 
 def refuse_empty_cells(data: DataSettings, bench: Benchmark, domain: str, values: np.ndarray) -> None:
-    """Raises UserError for missing values of a domain [N, ...] that nothing replaces, which data.scale = "none" says."""
+    """Raises UserError for missing values [N, ...] of a domain that nothing replaces, as with data.scale = "none"."""
     if not bench.shape or scale_rule(data, bench) != "none":
         return
     if not np.isfinite(values).all():
