@@ -604,9 +604,10 @@ def _rows_by_domain(file: Path, table: TextTable, columns: Columns) -> list[tupl
             raise UserError(f"{file} has no column {label!r}; {hint}; {remedy}")
     if columns.domain not in table:
         return [(composed(file.stem), table)]
-    names = text_of_names(table[columns.domain])
+    cells = table[columns.domain]
+    names = text_of_names(cells)
     for position in np.flatnonzero(names == "")[:1]:
-        raise UserError(f"{file}, row {position + FIRST_ROW}: the column {columns.domain!r} is empty")
+        raise UserError(f"{file}, row {cells.row(position)}: the column {columns.domain!r} is empty")
     rows_by_domain = []
     for domain in sorted(set(names)):
         rows = table.chosen(names == domain)
