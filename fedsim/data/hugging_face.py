@@ -112,7 +112,7 @@ class HuggingFaceReader(Reader):
         They are made anew when one is damaged.
         """
         size = self.data.image_size
-        name = self._hash_of("4", domain, str(size))
+        name = self._hash_of("5", domain, str(size))
         shape = (len(self._of(domain)), 3, size, size)
         file = self._cached(f"{name}.npy")
         return _decoded(file, shape, lambda: self._cells(domain))
