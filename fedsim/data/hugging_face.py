@@ -123,11 +123,18 @@ class HuggingFaceReader(Reader):
         return content_hash(*(text.encode() for text in texts))
 
     def fingerprint(self, domain: str) -> str:
-        """Hash of the labels, of Arrow's own fingerprint of the data set's content, and of files that it only names."""
+        """Hash of the labels, of Arrow's own fingerprint of the data set's content, and of files that it only names.
+
+        The columns of images and of domains are in it where they have other names than usual: a data set may have two.
+        """
         parts = [
             _rows(self.data)._fingerprint.encode(),
             self.labels(domain).tobytes(),
         ]
+        for name in ("path", "domain"):
+            column = self.data.columns.get(name, COLUMNS[name])
+            if column != COLUMNS[name]:
+                parts.append(f"{name}={column}".encode())
         files = self._named_files(domain)
         if files:
             parts.append(self._digests(files))
