@@ -222,6 +222,33 @@ def test_a_column_without_a_value_at_one_hospital_is_read_unless_its_rows_are_dr
         benchmark(table(tmp_path, text, columns={}, missing="drop"))
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"columns": {**COLUMNS, "split": "fold"}}, "t.csv has no column 'fold', which data.columns.split names; "),
+        ({"columns": COLUMNS, "shape": [7]}, "data.shape = [7]: the examples here have the shape [5]; leave it out"),
+    ],
+)
+def test_what_the_settings_say_of_a_table_must_be_so(tmp_path, settings, message):
+    """A column of splits that is misspelled would be a feature."""
+    with pytest.raises(UserError, match=re.escape(message)):
+        benchmark(table(tmp_path, **settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"columns": {"domain": "plcae"}}, "t.npz has no array 'plcae' (data.columns.domain); did you mean 'place'? "),
+        ({"columns": {"domain": "place", "split": "fold"}}, "t.npz has no array 'fold' (data.columns.split); it has: "),
+        ({"columns": {"domain": "place"}, "missing": "drop"}, "data.missing is for tables, and these examples have no"),
+    ],
+)
+def test_what_the_settings_say_of_arrays_must_be_so(tmp_path, settings, message):
+    np.savez(tmp_path / "t.npz", x=np.ones((4, 2)), label=[0, 1, 0, 1], place=list("aabb"))
+    with pytest.raises(UserError, match=re.escape(message)):
+        benchmark(table(tmp_path, **{"root": str(tmp_path / "t.npz"), **settings}))
+
+
 def test_empty_cells_need_a_scale(tmp_path):
     data = table(tmp_path, scale="none")
     with pytest.raises(UserError, match=r"a: some cells are empty, and data.scale = 'none' gives them no value"):
