@@ -644,8 +644,8 @@ def _without_incomplete(pieces: Pieces, columns: Columns, used: Sequence[str]) -
 
 def _rows_of_sources(data: DataSettings, pieces: Pieces, used: Sequence[str]) -> list[TextTable]:
     """The rows of the domains that train, of which the unseen one is none."""
-    unseen = data.unseen_domain or used[-1]
-    held_out = (unseen, data.validation_domain)
+    unseen = composed(data.unseen_domain) or used[-1]
+    held_out = (unseen, composed(data.validation_domain))
     sources = [domain for domain in used if domain not in held_out]
     tables = []
     for domain in sources or used:

@@ -92,6 +92,13 @@ def test_digests_are_computed_once_for_all_runs_of_a_process(tmp_path):
     assert first.digests("a").shape == (3, 10)
 
 
+def test_an_unseen_domain_in_another_unicode_form_adds_no_categories(tmp_path):
+    text = TABLE.replace(",c\n", ",Z\u00fcrich\n")
+    features = [benchmark(table(tmp_path, text, target)).features for target in ("Z\u00fcrich", "Zu\u0308rich")]
+    assert "cp=odd" not in features[0]
+    assert features[0] == features[1]
+
+
 def test_true_and_false_are_numbers_and_parquet_is_read(tmp_path):
     frame = pd.DataFrame({"x": [True, False, None], "y": [1.5, 2.0, np.nan], "label": [1, 2, 1], "domain": list("aab")})
     frame.to_parquet(tmp_path / "t.parquet")
