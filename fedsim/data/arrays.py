@@ -138,6 +138,11 @@ def discover(data: DataSettings, row: Benchmark) -> Benchmark:
         opened = Opened({}, outputs, *_declared_form(data))
     else:
         opened = open_arrays(data, row)
+    if data.shape and tuple(data.shape) != opened.shape:
+        raise UserError(
+            f"data.shape = {data.shape}: the examples here have the shape {list(opened.shape)}; leave it out where "
+            "files are here, or correct it"
+        )
     return replace(
         row,
         domains=tuple(sorted(domains.union(opened.domains))),
@@ -378,10 +383,12 @@ def _open(data: DataSettings, row: Benchmark, files: Sequence[Path], source: obj
 
 
 def _refuse_lists(data: DataSettings) -> None:
-    """Raises UserError for settings of a table's columns, where the examples are no rows of a table."""
-    for name in LISTS:
-        if data.columns.get(name):
-            raise UserError(f"data.columns.{name} is for tables, and these examples have no columns; leave it out")
+    """Raises UserError for settings of a table's columns and cells, where the examples are no rows of a table."""
+    of_tables = [f"columns.{name}" for name in LISTS if data.columns.get(name)]
+    if data.missing != "mean":
+        of_tables.append("missing")
+    for name in of_tables:
+        raise UserError(f"data.{name} is for tables, and these examples have no columns; leave it out")
 
 
 def _open_datasets(data: DataSettings, source: object) -> Opened:
@@ -492,9 +499,12 @@ def _named_arrays(file: Path, data: DataSettings) -> dict[str, np.ndarray]:
         if name in names or name not in ARRAYS:  # one called label is not the label where the settings name another
             ours = names.get(name, name)
             arrays[ours] = array
+    for name in ("domain", "split", "group"):
+        array_name = data.column(name, "")
+        if array_name and array_name not in stored:
+            hint = f"{nearest(array_name, stored)}it has: {', '.join(stored)}"
+            raise UserError(f"{file} has no array {array_name!r} (data.columns.{name}); {hint}")
     group = data.column("group", "")
-    if group and group not in stored:
-        raise UserError(f"{file} has no array {group!r} (data.columns.group); it has: {', '.join(stored)}")
     if group:
         arrays["group"] = stored[group]
     _check_npz(arrays, file, data.task in OF_TENSORS)
@@ -577,22 +587,25 @@ def _pieces_by_domain(
     """({domain: its rows in each table}, the columns with their features); UserError for a column that is missing."""
     pieces: dict[str, list[Piece]] = {}
     for file, table in tables.items():
-        if "domain" in data.columns:
-            _refuse_without_domain(file, table, columns)
+        for name, column in (("domain", columns.domain), ("split", columns.split)):
+            if name in data.columns:
+                _refuse_without(file, table, name, column)
         columns = with_features(columns, table.columns, file)
         for domain, rows in _rows_by_domain(file, table, columns):
             pieces.setdefault(domain, []).append((file, rows))
     return pieces, columns
 
 
-def _refuse_without_domain(file: Path, table: TextTable, columns: Columns) -> None:
-    """Raises UserError for a table without the column of domains that the settings name."""
-    if columns.domain in table:
+def _refuse_without(file: Path, table: TextTable, name: str, column: str) -> None:
+    """Raises UserError for a table without the column of domains or splits that the settings name."""
+    if column in table:
         return
     header = table.columns
-    hint = f"{nearest(columns.domain, header)}it has: {', '.join(header)}"
-    remedy = "where the name of each file is its domain, leave the setting out"
-    raise UserError(f"{file} has no column {columns.domain!r}, which data.columns.domain names; {hint}; {remedy}")
+    hint = f"{nearest(column, header)}it has: {', '.join(header)}"
+    remedy = "leave the setting out where there is none"
+    if name == "domain":
+        remedy = "where the name of each file is its domain, leave the setting out"
+    raise UserError(f"{file} has no column {column!r}, which data.columns.{name} names; {hint}; {remedy}")
 
 
 def _rows_by_domain(file: Path, table: TextTable, columns: Columns) -> list[tuple[str, TextTable]]:
@@ -604,9 +617,10 @@ def _rows_by_domain(file: Path, table: TextTable, columns: Columns) -> list[tupl
             raise UserError(f"{file} has no column {label!r}; {hint}; {remedy}")
     if columns.domain not in table:
         return [(composed(file.stem), table)]
-    names = text_of_names(table[columns.domain])
+    cells = table[columns.domain]
+    names = text_of_names(cells)
     for position in np.flatnonzero(names == "")[:1]:
-        raise UserError(f"{file}, row {position + FIRST_ROW}: the column {columns.domain!r} is empty")
+        raise UserError(f"{file}, row {cells.row(position)}: the column {columns.domain!r} is empty")
     rows_by_domain = []
     for domain in sorted(set(names)):
         rows = table.chosen(names == domain)
@@ -630,8 +644,8 @@ def _without_incomplete(pieces: Pieces, columns: Columns, used: Sequence[str]) -
 
 def _rows_of_sources(data: DataSettings, pieces: Pieces, used: Sequence[str]) -> list[TextTable]:
     """The rows of the domains that train, of which the unseen one is none."""
-    unseen = data.unseen_domain or used[-1]
-    held_out = (unseen, data.validation_domain)
+    unseen = composed(data.unseen_domain) or used[-1]
+    held_out = (unseen, composed(data.validation_domain))
     sources = [domain for domain in used if domain not in held_out]
     tables = []
     for domain in sources or used:

@@ -38,7 +38,7 @@ from fedsim.data.pixel_findings import tally_of
 from fedsim.data.pixels import Size, decode_measured, read_bytes, unreadable
 from fedsim.data.reader import content_hash, nameless_hash
 
-DECODER = 2  # grows when the same file is decoded to other pixels than before
+DECODER = 3  # grows when the same file is decoded to other pixels than before
 SEEN = "seen"  # in an entry's manifest: what decoding has seen of the files
 DIGESTS = "digests.npy"
 DIGEST_BYTES = 16

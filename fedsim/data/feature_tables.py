@@ -11,7 +11,6 @@ A row begins with its numbers, NaN where a cell is empty. With data.missing = "i
 empty. At the end every column of categories has a 0 or 1 for each value, and one for any other value.
 """
 
-import csv
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,7 +27,7 @@ from fedsim.data.label_findings import number_findings, spelling_findings
 from fedsim.data.names import composed, plain
 from fedsim.data.row import Benchmark
 from fedsim.data.targets import wrong_targets
-from fedsim.data.text_table import FIRST_ROW, Cells, TextTable, number_of
+from fedsim.data.text_table import FIRST_ROW, Cells, TextTable, number_of, records
 from fedsim.settings import DataSettings
 
 if TYPE_CHECKING:
@@ -167,7 +166,7 @@ def read_table(file: Path) -> TextTable:
     parts = [piece.apply(_texts) for piece in read_pieces(file, header)]
     if not any(map(len, parts)):
         raise UserError(f"{file} has no rows")
-    return TextTable.of(pd.concat(parts, ignore_index=True))
+    return TextTable.of(pd.concat(parts))
 
 
 def refuse_blank_rows(file: Path) -> None:
@@ -177,18 +176,15 @@ def refuse_blank_rows(file: Path) -> None:
     """
     if file.suffix.lower() == ".parquet":
         return
-    separator = "\t" if file.suffix.lower() == ".tsv" else ","
     blank = 0
-    with file.open(encoding="utf-8-sig", newline="") as lines:
-        for number, row in enumerate(csv.reader(lines, delimiter=separator), start=1):
-            is_blank = not row or (len(row) == 1 and row[0].isspace())
-            if is_blank:
-                blank = blank or number
-            elif blank:
-                raise UserError(
-                    f"{file}, row {blank}: it is blank, and the rows below it would be called by other numbers than "
-                    "they have; remove it"
-                )
+    for number, is_blank in records(file):
+        if is_blank:
+            blank = blank or number
+        elif blank:
+            raise UserError(
+                f"{file}, row {blank}: it is blank, and the rows below it would be called by other numbers than "
+                "they have; remove it"
+            )
 
 
 def _texts(cells: "pd.Series") -> "pd.Series":

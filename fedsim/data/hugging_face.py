@@ -29,6 +29,7 @@ from fedsim.data.row import Benchmark
 from fedsim.data.tables import named
 from fedsim.settings import DataSettings, cache_root, data_root
 
+OF_PARTITIONS = ""  # stands for the column of domains of partitions, which have none
 COLUMNS = {"path": "image", "label": "label", "domain": "domain"}  # our name -> theirs, where data.columns says none
 Version = tuple[int, int, int]
 Shape = tuple[int, ...]
@@ -38,7 +39,7 @@ Cells = Iterable[tuple[Path, bytes | None]]  # name and bytes of each image; Non
 class Source(NamedTuple):
     """What is opened: a folder with the versions of its files, or the module:name of partitions.
 
-    columns: those of images, labels and domains, as the data set calls them
+    columns: those of images, labels and domains, as the data set calls them; partitions have no column of domains
     """
 
     where: Path | str
@@ -75,6 +76,11 @@ def discover(data: DataSettings, row: Benchmark) -> Benchmark:
 
 def _refuse_columns(data: DataSettings) -> None:
     """Raises UserError for a key of `data.columns` that is not read here, such as split: the splits have names."""
+    if _is_partitioned(data) and "domain" in data.columns:
+        raise UserError(
+            f"data.columns.domain: the domains of {data.dataset!r} are its partitions, and no column; partition it by "
+            "that column (NaturalIdPartitioner), or leave the setting out"
+        )
     keys = (*COLUMNS, "group")
     for name in data.columns:
         if name not in keys:
@@ -106,7 +112,7 @@ class HuggingFaceReader(Reader):
         They are made anew when one is damaged.
         """
         size = self.data.image_size
-        name = self._hash_of("4", domain, str(size))
+        name = self._hash_of("5", domain, str(size))
         shape = (len(self._of(domain)), 3, size, size)
         file = self._cached(f"{name}.npy")
         return _decoded(file, shape, lambda: self._cells(domain))
@@ -117,11 +123,18 @@ class HuggingFaceReader(Reader):
         return content_hash(*(text.encode() for text in texts))
 
     def fingerprint(self, domain: str) -> str:
-        """Hash of the labels, of Arrow's own fingerprint of the data set's content, and of files that it only names."""
+        """Hash of the labels, of Arrow's own fingerprint of the data set's content, and of files that it only names.
+
+        The columns of images and of domains are in it where they have other names than usual: a data set may have two.
+        """
         parts = [
             _rows(self.data)._fingerprint.encode(),
             self.labels(domain).tobytes(),
         ]
+        for name in ("path", "domain"):
+            column = self.data.columns.get(name, COLUMNS[name])
+            if column != COLUMNS[name]:
+                parts.append(f"{name}={column}".encode())
         files = self._named_files(domain)
         if files:
             parts.append(self._digests(files))
@@ -286,14 +299,19 @@ def _opened(data: DataSettings) -> Opened:
 
 def _where(data: DataSettings) -> Path | str:
     """The folder of the data set, or the name of its partitions."""
-    return data.dataset if ":" in data.dataset else data_root(data)
+    return data.dataset if _is_partitioned(data) else data_root(data)
+
+
+def _is_partitioned(data: DataSettings) -> bool:
+    """Whether the data set is a `FederatedDataset`, whose partitions are the domains."""
+    return ":" in data.dataset
 
 
 def _source(data: DataSettings) -> Source:
     """The folder of a data set and the versions of the files that `save_to_disk` writes anew, or a name alone."""
     columns = tuple(_column(data, name) for name in COLUMNS)
-    if ":" in data.dataset:
-        return Source(data.dataset, (), columns)
+    if _is_partitioned(data):
+        return Source(data.dataset, (), (*columns[:-1], OF_PARTITIONS))
     folder = data_root(data).resolve()
     if not folder.is_dir():
         raise UserError(f"data.root: no folder {folder}; name what `save_to_disk` wrote")
@@ -321,13 +339,15 @@ def _open(source: Source) -> Opened:
 
 def _texts(data: DataSettings, name: str) -> tuple[str, ...]:
     """A column of names as text, in the order of the rows."""
-    return _text_column(_source(data), _column(data, name))
+    source = _source(data)
+    column = source.columns[list(COLUMNS).index(name)]
+    return _text_column(source, column)
 
 
 @functools.lru_cache(maxsize=8)
 def _text_column(source: Source, column: str) -> tuple[str, ...]:
     rows, _, domains = _open(source)
-    if domains and column == source.columns[-1]:
+    if column == OF_PARTITIONS:
         return domains
     names = getattr(rows.features[column], "names", None)
     values = _values(rows, column)

@@ -151,7 +151,8 @@ def _places_in(tables: Mapping[Path, pd.DataFrame]) -> Place:
     def place(position: int) -> str:
         number = int(np.searchsorted(ends, position, side="right"))
         file = files[number]
-        row = position - int(ends[number]) + len(tables[file]) + FIRST_ROW
+        table = tables[file]
+        row = table.index[position - int(ends[number]) + len(table)] + FIRST_ROW
         return f"row {row}" if len(files) == 1 else f"row {row} of {file.name}"
 
     return place
@@ -177,11 +178,11 @@ def _labels(file: Path, columns: Columns, cells: pd.DataFrame, task: str) -> pd.
     Raises UserError for a label that does not fit.
     """
     if task not in OF_TENSORS:
-        texts = Cells.of(cells[columns.label])
+        texts = Cells.of(cells[columns.label], cells.index.to_numpy())
         names = names_of_labels(texts, f"{file}, column {columns.label!r}")
         return pd.Series(names, index=cells.index)
     for name in columns.labels:
-        texts = Cells.of(cells[name])
+        texts = Cells.of(cells[name], cells.index.to_numpy())
         targets_of(texts, task, f"{file}, column {name!r}")
     return pd.Series(STRATUM, index=cells.index)
 

@@ -122,7 +122,8 @@ class PublishedRows(ImageTree):
         return [Finding("groups", self.found.title, len(patients), text, remedy)]
 
     def _lists(self, domain: str) -> list[bytes]:
-        return []  # the rows contain the parts
+        parts = [row.part for row in self._sorted(domain)]
+        return ["\0".join(parts).encode()]
 
     def unlisted(self, domain: str, part: str) -> str:
         """The data set is published without that part."""
@@ -166,6 +167,9 @@ class DigitsDG(PublishedRows):
                     continue
                 label = self.found.classes.index(name_of_class)
                 yield from self.below(folder / sub, label, part)
+
+    def _lists(self, domain: str) -> list[bytes]:
+        return []  # the path of a file says its part
 
 
 class VLCS(PublishedRows):

@@ -24,7 +24,7 @@ from fedsim.data.holdout import hold_out, refuse_few, split_pool, stream_of, tak
 from fedsim.data.mixing import check_mix, dealt_names, load_mixed
 from fedsim.data.reader import Images, Reader, read_groups, read_images, reader
 from fedsim.data.row import Benchmark
-from fedsim.data.scaling import scale_rule, scaled_by_site
+from fedsim.data.scaling import refuse_empty_cells, scale_rule, scaled_by_site
 from fedsim.data.splits import classes_partition, dirichlet_partition, iid_partition, seed_hash, shuffled
 from fedsim.settings import DataSettings
 
@@ -256,16 +256,9 @@ def _own_scale(
 
     Raises UserError for missing values that nothing replaces.
     """
-    rule = scale_rule(read.data, read.found)
-    if rule == "site":
+    if scale_rule(read.data, read.found) == "site":
         return scaled_by_site(values, rows, read.found)
-    if rule != "none" or not read.found.shape:
-        return values
-    if not np.isfinite(values).all():
-        raise UserError(
-            f"{domain}: some cells are empty, and data.scale = 'none' gives them no value; use 'federated' "
-            "or 'site', or data.missing = 'drop'"
-        )
+    refuse_empty_cells(read.data, read.found, domain, values)
     return values
 
 

@@ -26,6 +26,7 @@ from fedsim.data.client_data import ClientData, Split, clients_of, entries_at, j
 from fedsim.data.groups import Groups, groups_of
 from fedsim.data.holdout import refuse_few, stream_of, whole_split
 from fedsim.data.reader import Reader, read_groups, read_images
+from fedsim.data.scaling import refuse_empty_cells
 from fedsim.data.splits import deal, dirichlet_deal, seed_hash, shuffled
 from fedsim.settings import DataSettings
 
@@ -110,11 +111,13 @@ def load_mixed(
 ) -> ClientData:
     """Data of client number `place` (in the order of clients) of the source `domains`, one after the other.
 
-    Raises UserError when it has fewer than two training images and one validation image.
+    Raises UserError when it has fewer than two training images and one validation image, and for missing values that
+    nothing replaces.
     """
     parts = []
     for domain in domains:
         images, labels = read_images(read, domain)
+        refuse_empty_cells(read.data, read.found, domain, images)
         shares = _shares(read, domains, domain, labels)
         train, validation = shares[place]
         positions = np.concatenate([train, validation])

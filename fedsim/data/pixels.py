@@ -233,10 +233,14 @@ def _largest_sample(
 ) -> int:
     """The largest value that the samples of an image of 16 bits may have, as its file says it; else 65535.
 
-    A TIFF file has its bits per sample (12) or its largest sample. PNG's sBIT says how many bits count. They are the
-    upper ones, and then nothing is to be done, or the lower ones, which a file shows that uses no other.
+    A TIFF file has its bits per sample (12) or its largest sample, which is a range where it is the largest number of
+    some bits, such as 1023. Another one is the largest value of this file alone, as TIFF 6.0 has it. PNG's sBIT says
+    how many bits count. They are the upper ones, and then nothing is to be done, or the lower ones, which a file shows
+    that uses no other.
     """
-    named = tags.get(LARGEST_SAMPLE, (DEEP,))[0]
+    named = int(tags.get(LARGEST_SAMPLE, (DEEP,))[0])
+    if named & (named + 1):
+        named = DEEP
     if tags.get(BITS_PER_SAMPLE, (16,))[0] == 12:
         named = 4095
     bits = significant_bits(content) if format == "PNG" else 0

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedsim.common.errors import UserError
 from fedsim.data.findings import Finding
+from fedsim.data.names import composed
 from fedsim.data.row import Benchmark
 from fedsim.settings import DataSettings
 from fedsim.settings.plugins import load
@@ -173,8 +174,11 @@ def with_repeats(names: Iterable[str]) -> set[str]:
 
 
 def numbers_of_groups(names: Iterable[object]) -> np.ndarray:
-    """Numbers int64 [N] of the groups that these names give to N images, in the order of the sorted names."""
-    texts = np.array([str(name) for name in names], dtype=object)
+    """Numbers int64 [N] of the groups that these names give to N images, in the order of the sorted names.
+
+    A name in two Unicode forms is one group.
+    """
+    texts = np.array([composed(str(name)) for name in names], dtype=object)
     _, numbers = np.unique(texts, return_inverse=True)
     return numbers.astype(np.int64)
 

@@ -11,12 +11,14 @@ by its own training rows, and the unseen domain by its own rows, without labels.
 standardized by the sums of all clients in both cases: a site's own mean would tell what is to be predicted there.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from fedsim.common.errors import UserError
 from fedsim.common.tasks import REGRESSION
+from fedsim.data.findings import joined_names
 from fedsim.data.row import Benchmark
 from fedsim.settings import DataSettings
 
@@ -127,19 +129,71 @@ def moments_of(values: np.ndarray, features: int) -> Moments:
 
 def scale_of(moments: Iterable[Moments]) -> Scale:
     """The scale by the moments of all clients, which are added up in their order."""
+    mean, variance = _mean_and_variance(moments)
+    varies = _varies(mean, variance)
+    std = np.sqrt(np.where(varies, variance, 1.0))
+    return Scale(tuple(mean.tolist()), tuple(std.tolist()))
+
+
+def _mean_and_variance(moments: Iterable[Moments]) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and variance [J] of the values of all clients together; 0 for a feature without any value."""
     together = list(moments)
     counts = np.sum([each.counts for each in together], axis=0)
     sums = np.sum([each.sums for each in together], axis=0)
     squares = np.sum([each.squares for each in together], axis=0)
     count = np.maximum(counts, 1)
     mean = sums / count
-    variance = squares / count - mean**2
-    varies = variance > TINY * np.maximum(mean**2, SMALLEST)
-    std = np.sqrt(np.where(varies, variance, 1.0))
-    return Scale(tuple(mean.tolist()), tuple(std.tolist()))
+    return mean, squares / count - mean**2
+
+
+def _varies(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
+    """Which features vary at all, bool [J]."""
+    return variance > TINY * np.maximum(mean**2, SMALLEST)
+
+
+def feature_notes(data: DataSettings, bench: Benchmark, moments: Mapping[str, Moments]) -> list[str]:
+    """Sentences on features of which a client has no value, and on those that do not vary, which are not scaled.
+
+    moments: those of each client that sends some
+    """
+    count = summed_features(data, bench)
+    if not count or not moments:
+        return []
+    names = bench.features[:count] or [f"feature {place}" for place in range(count)]
+    is_anywhere = np.any([each.counts for each in moments.values()], axis=0)
+    notes = []
+    for client, of_client in moments.items():
+        is_lacking = is_anywhere & ~np.array(of_client.counts, bool)
+        lacking = _chosen(names, is_lacking)
+        if lacking:
+            notes.append(f"{client} has no value of {', '.join(lacking)}; they become the mean of the other sources")
+    mean, variance = _mean_and_variance(moments.values())
+    unscaled = _chosen(names, ~_varies(mean, variance))
+    if unscaled:
+        notes.append(
+            f"the sources have no value of {joined_names(unscaled)}, or one alone, so that these are not scaled: other "
+            "values of another domain enter the model as they are; leave them out of the features"
+        )
+    return notes
+
+
+def _chosen(names: Sequence[str], mask: np.ndarray) -> list[str]:
+    """The names of features that a mask [J'] marks, of which those of targets come last and have no name."""
+    return [name for name, is_marked in zip(names, mask) if is_marked]
 
 
 def scaled_by_site(values: np.ndarray, rows: np.ndarray, bench: Benchmark) -> np.ndarray:
     """Values of a domain [N, ...], standardized by those of some of its rows."""
     moments = moments_of(values[rows], bench.numeric)
     return scale_of([moments]).apply(values)
+
+
+def refuse_empty_cells(data: DataSettings, bench: Benchmark, domain: str, values: np.ndarray) -> None:
+    """Raises UserError for missing values [N, ...] of a domain that nothing replaces, as with data.scale = "none"."""
+    if not bench.shape or scale_rule(data, bench) != "none":
+        return
+    if not np.isfinite(values).all():
+        raise UserError(
+            f"{domain}: some cells are empty, and data.scale = 'none' gives them no value; use 'federated' "
+            "or 'site', or data.missing = 'drop'"
+        )

@@ -3,6 +3,7 @@
 A table is read in pieces, so that opening one of a million rows takes seconds and little memory.
 """
 
+import csv
 import functools
 import os
 import re
@@ -30,7 +31,7 @@ from fedsim.data.names import composed, read_from, refuse_alike, used_of
 from fedsim.data.pixels import MissingImageError
 from fedsim.data.reader import Reader, numbers_of_groups
 from fedsim.data.row import Benchmark
-from fedsim.data.text_table import FIRST_ROW, SUFFIXES
+from fedsim.data.text_table import FIRST_ROW, SUFFIXES, numbers_of_rows
 from fedsim.settings import DataSettings, data_root
 from fedsim.settings.data import start_folder
 
@@ -177,13 +178,11 @@ class TableReader(ImageTree):
         """A function that gives the number of the first row with a value of one of our columns."""
 
         def first_row(value: str) -> int:
-            row = FIRST_ROW
             file, _, columns = _source(self.data)
             for piece in pieces(file, dict(columns), (name,)):
-                places = np.flatnonzero(piece[name] == value)
-                if len(places):
-                    return row + int(places[0])
-                row += len(piece)
+                rows = piece.index[piece[name] == value]
+                if len(rows):
+                    return int(rows[0]) + FIRST_ROW
             return 0
 
         return first_row
@@ -295,7 +294,7 @@ def _refuse_doubles(file: Path, version: Version, columns: Names) -> None:
 
     Such an image could train in one domain and be tested in the other. Only hashes of all paths are kept in memory.
     """
-    hashes = np.concatenate([pd.util.hash_array(paths) for paths in _files(file, columns)])
+    hashes = np.concatenate([pd.util.hash_array(paths) for paths, _ in _files(file, columns)])
     in_order = np.sort(hashes)
     following = in_order[1:]
     repeated = following[following == in_order[:-1]]
@@ -303,27 +302,27 @@ def _refuse_doubles(file: Path, version: Version, columns: Names) -> None:
         return
     seen: dict[str, int] = {}
     start = 0
-    for paths in _files(file, columns):
+    for paths, rows in _files(file, columns):
         end = start + len(paths)
         is_suspected = np.isin(hashes[start:end], repeated)
         for place in np.flatnonzero(is_suspected).tolist():
             path = paths[place]
-            row = FIRST_ROW + start + place
+            row = int(rows[place]) + FIRST_ROW
             first = seen.setdefault(path, row)
             if first != row:
                 raise UserError(f"{file}: {path!r} has more than one row (rows {first} and {row}); keep one")
         start = end
 
 
-def _files(file: Path, columns: Names) -> Iterator[np.ndarray]:
-    """The paths of a table as seen from its folder, each file in one spelling, some rows at a time."""
+def _files(file: Path, columns: Names) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Paths of a table as seen from its folder, each file in one spelling, and numbers of their rows, by pieces."""
     for piece in pieces(file, dict(columns), ("path",)):
         paths = piece["path"].to_numpy(dtype=object)
         is_odd = piece["path"].str.contains(ODD_PATH)
         for place in np.flatnonzero(is_odd):
             path = file.parent / paths[place]
             paths[place] = os.path.relpath(path, file.parent)
-        yield paths
+        yield paths, piece.index.to_numpy()
 
 
 def pieces(file: Path, columns: Mapping[str, str], wanted: tuple[str, ...]) -> Iterator[pd.DataFrame]:
@@ -333,13 +332,12 @@ def pieces(file: Path, columns: Mapping[str, str], wanted: tuple[str, ...]) -> I
     """
     names = _names_in_file(file, columns, wanted)
     in_file = list(dict.fromkeys(names.values()))
-    row = FIRST_ROW
     for raw in read_pieces(file, in_file):
         texts = {}
         for name, theirs in names.items():
             texts[name] = raw[theirs].astype(str).str.strip()
         piece = pd.DataFrame(texts)
-        _refuse_empty(file, piece, raw, names, row)
+        _refuse_empty(file, piece, raw, names)
         for name in ("label", "domain"):
             if name in piece:
                 forms = {text: composed(text) for text in piece[name].unique()}
@@ -348,7 +346,6 @@ def pieces(file: Path, columns: Mapping[str, str], wanted: tuple[str, ...]) -> I
             is_missing = raw[names["split"]].isna()
             piece["split"] = piece["split"].str.lower().mask(is_missing, "")
         yield piece
-        row += len(piece)
 
 
 def _names_in_file(file: Path, columns: Mapping[str, str], wanted: tuple[str, ...]) -> dict[str, str]:
@@ -401,13 +398,13 @@ def _refuse_separator(file: Path, header: Sequence[str]) -> None:
         )
 
 
-def _refuse_empty(file: Path, piece: pd.DataFrame, raw: pd.DataFrame, names: Mapping[str, str], row: int) -> None:
-    """UserError for an empty cell in a column that needs a value. row: the number of the piece's first row."""
+def _refuse_empty(file: Path, piece: pd.DataFrame, raw: pd.DataFrame, names: Mapping[str, str]) -> None:
+    """UserError for an empty cell in a column that needs a value."""
     for name in piece.columns.difference(["split"]):
         theirs = names[name]
         is_empty = raw[theirs].isna() | (piece[name] == "")
-        for place in np.flatnonzero(is_empty)[:1]:
-            raise UserError(f"{file}, row {row + place}: the column {theirs!r} is empty")
+        for row in raw.index[is_empty][:1]:
+            raise UserError(f"{file}, row {row + FIRST_ROW}: the column {theirs!r} is empty")
 
 
 def header_of(file: Path) -> list[str]:
@@ -425,18 +422,27 @@ def header_of(file: Path) -> list[str]:
 
 
 def read_pieces(file: Path, columns: list[str]) -> Iterator[pd.DataFrame]:
-    """The columns of a table, some rows at a time: cells of CSV as text, those of Parquet as they are."""
+    """The columns of a table, some rows at a time: cells of CSV as text, those of Parquet as they are.
+
+    The index of a piece has the numbers of its rows in the file, from 0 on below the header.
+    """
     with _refusals(file):
         if file.suffix.lower() == ".parquet":
+            start = 0
             for batch in _parquet(file).iter_batches(PIECE, columns=columns):
-                yield batch.to_pandas()
+                piece = batch.to_pandas()
+                yield piece.set_axis(pd.RangeIndex(start, start + len(piece)))
+                start += len(piece)
             return
+        numbers = numbers_of_rows(file)
         # All columns are read, because pandas does not count a row's fields when it is asked for some of them.
         with _text(file, chunksize=PIECE) as reader:
             for piece in reader:
                 is_numbered = isinstance(piece.index, pd.RangeIndex)
                 if not is_numbered:  # pandas takes the first field as a name of the row
                     raise ValueError(f"row 2 has more fields than the header, which has {piece.shape[1]}")
+                if numbers is not None:
+                    piece.index = pd.Index(numbers[piece.index])
                 yield piece
 
 
@@ -447,7 +453,7 @@ def _refusals(file: Path) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, IndexError, csv.Error) as error:
         reason = first_line(error)
         raise UserError(
             f"cannot read the table {file} ({reason}); it must be UTF-8 text with a header, or Parquet"

@@ -4,7 +4,7 @@ A table that comes with fedsim is read without pandas, whose import takes longer
 """
 
 import csv
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,6 +100,27 @@ class TextTable:
         import pandas as pd
 
         return pd.DataFrame(dict(self.columns), index=self.rows)
+
+
+def records(file: Path) -> Iterator[tuple[int, bool]]:
+    """Yields for each row of a text its number, the first one's being 1, and whether it is blank."""
+    separator = "\t" if file.suffix.lower() == ".tsv" else ","
+    with file.open(encoding="utf-8-sig", newline="") as lines:
+        for number, row in enumerate(csv.reader(lines, delimiter=separator), start=1):
+            is_blank = not row or (len(row) == 1 and row[0].isspace())
+            yield number, is_blank
+
+
+def numbers_of_rows(file: Path) -> np.ndarray | None:
+    """Returns the number of each row of a text below the header, as `TextTable` counts them, without blank ones.
+
+    pandas does not count these. None where no line is blank, so that the rows have the numbers 0 to N-1.
+    """
+    with file.open("rb") as lines:
+        if all(map(bytes.strip, lines)):
+            return None
+    _, *numbers = [number for number, is_blank in records(file) if not is_blank]
+    return np.array(numbers, dtype=np.int64) - FIRST_ROW
 
 
 def read_shipped(file: Path) -> TextTable:

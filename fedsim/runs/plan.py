@@ -134,6 +134,8 @@ def _excluded(experiment: Experiment) -> Iterator[str]:
     """Yields a line for each pair of settings of a new run that exclude each other."""
     data, train, runtime = experiment.data, experiment.train, experiment.run.runtime
     has_group = bool(data.group or data.columns.get("group"))
+    if data.group and data.columns.get("group"):
+        yield "data.group and data.columns.group both say which images stay together; leave one of them out"
     if data.fraction < 1 and data.test_split == "list":
         yield "data.fraction takes no share of the images that data.test_split = 'list' tests; leave it at 1"
     if data.scale == "site" and (data.mix or data.clients or data.clients_per_domain > 1):

@@ -9,9 +9,8 @@ from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 
 from fedsim.common.errors import UserError
-from fedsim.data import Benchmark
 from fedsim.data.findings import Finding, lines_of, refuse_grave
-from fedsim.data.scaling import scale_of
+from fedsim.data.scaling import Moments, feature_notes, scale_of
 from fedsim.data.tensor_records import scale_record
 from fedsim.methods.registry import packages_of
 from fedsim.parts.part import Part
@@ -316,7 +315,7 @@ def notes_before_rounds(space: Workspace, session: Session, roster: Roster, test
     notes += no_effect_notes(experiment, plan.recipe, plan.row, facts)
     notes += share_notes(space.net, plan.recipe.share)
     notes += infer_notes(experiment, plan.recipe.infer)
-    notes += empty_columns(plan.data, sites.values())
+    notes += feature_notes(experiment.data, plan.data, sums_of(sites.values()))
     notes += budget_notes(plan, examples)
     notes += comparison_notes(plan)
     notes += weight_notes(experiment, plan.data)
@@ -350,15 +349,13 @@ def separate_versions(roster: Roster) -> dict[str, dict[str, str]]:
     return {site.client: site.versions for site in every_site(roster) if site.data and site.versions}
 
 
-def empty_columns(bench: Benchmark, sites: Iterable[Site]) -> list[str]:
-    """One line for each site that has no value of some columns, which are then the other sources' mean there."""
-    notes = []
+def sums_of(sites: Iterable[Site]) -> dict[str, Moments]:
+    """The sums of features of each client that sends some."""
+    sums = {}
     for site in sites:
-        counts = site.moments.counts if site.moments else ()
-        names = [name for name, count in zip(bench.features, counts) if not count]
-        if names:
-            notes.append(f"{site.client} has no value of {', '.join(names)}; they become the mean of the other sources")
-    return notes
+        if site.moments:
+            sums[site.client] = site.moments
+    return sums
 
 
 def sent_settings(experiment: Experiment, state: Path, token: str) -> Config:

@@ -155,6 +155,22 @@ def test_the_largest_sample_of_a_tiff_is_honoured(tmp_path):
     assert pixel_findings("oslo", tally_of([measures])) == []
 
 
+def test_the_largest_value_that_a_tiff_happens_to_have_is_no_range(tmp_path):
+    """TIFF 6.0 calls tag 281 the largest value used: a brightness of 500 was 128 in one file and 255 in another."""
+    from PIL.TiffImagePlugin import ImageFileDirectory_v2
+
+    levels = []
+    for largest in (500, 1000):
+        tags = ImageFileDirectory_v2()
+        tags[281] = largest
+        values = np.full((8, 8), 500, np.uint16)
+        values[0, 0] = largest
+        save(values, tmp_path / "a.tif", tiffinfo=tags)
+        pixels, _, _ = decode_measured(tmp_path / "a.tif", 8)
+        levels.append(int(pixels[0, 4, 4]))
+    assert levels[0] == levels[1]
+
+
 def test_values_of_masks_by_hand():
     mask = np.array([[0, 0, 1], [1, 255, 255]])
     assert value_counts(mask) == {0: 2, 1: 2, 255: 2}

@@ -16,13 +16,15 @@ from flwr_datasets import FederatedDataset
 from flwr_datasets.partitioner import NaturalIdPartitioner
 
 
-def make(**partitioners):
-    return FederatedDataset(dataset="imagefolder", data_dir={root!r}, partitioners=partitioners, cache_dir={cache!r})
+def make(preprocessor=None, **partitioners):
+    return FederatedDataset(dataset="imagefolder", data_dir={root!r}, partitioners=partitioners, cache_dir={cache!r},
+                            preprocessor=preprocessor)
 
 
 hospitals = make(train=NaturalIdPartitioner("hospital"), test=NaturalIdPartitioner("hospital"))
 again = make(train=NaturalIdPartitioner("hospital"), test=NaturalIdPartitioner("hospital"))
 numbered = make(train=3)
+renamed = make(lambda parts: parts.rename_column("hospital", "domain"), train=3)
 wrong = make(train=NaturalIdPartitioner("clinic"))
 """
 
@@ -47,9 +49,8 @@ def settings(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    yield lambda name, **more: DataSettings(
-        dataset=f"my_partitions:{name}", image_size=8, cache=str(tmp_path / "cache"), columns={"path": "image"}, **more
-    )
+    usual = {"image_size": 8, "cache": str(tmp_path / "cache"), "columns": {"path": "image"}}
+    yield lambda name, **more: DataSettings(dataset=f"my_partitions:{name}", **{**usual, **more})
     sys.modules.pop("my_partitions", None)
 
 
@@ -77,3 +78,16 @@ def test_partitions_without_names_have_numbers(settings):
     assert len({red for name in "012" for red in load_target(data, name)[0][:, 0, 0, 0].tolist()}) == 12
     with pytest.raises(UserError, match=r"data.dataset 'my_partitions:wrong' cannot be partitioned \(.*clinic"):
         benchmark(settings("wrong"))
+
+
+def test_a_column_of_domains_is_refused_because_the_partitions_are_the_domains(settings):
+    data = settings("numbered", columns={"path": "image", "domain": "hospital"})
+    with pytest.raises(UserError, match=r"data.columns.domain: the domains of 'my_partitions:numbered' are its part"):
+        benchmark(data)
+
+
+def test_a_column_that_is_called_domain_is_read_as_groups(settings):
+    """The partitions have numbers; the column has the names of the hospitals."""
+    columns = {"path": "image", "group": "domain"}
+    read = reader(settings("renamed", columns=columns), benchmark(settings("renamed", columns=columns)))
+    assert sorted(set(read.groups("0"))) == [0, 1]

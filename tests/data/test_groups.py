@@ -24,6 +24,7 @@ from fedsim.data.groups import (
 from fedsim.data.inspect import inspect
 from fedsim.data.reader import reader
 from fedsim.data.splits import cut_by_shares, shuffled
+from fedsim.runs.plan import resolve
 from fedsim.settings import DataSettings
 from fedsim.settings.experiment import read_experiment
 
@@ -294,6 +295,14 @@ def test_a_run_says_and_records_that_images_seem_to_be_in_groups(patients, tmp_p
         assert f'group = "{group}"' in (folder / "experiment.toml").read_text()
     hashes = {read_experiment("digits", [f"data.group={group!r}"]).settings_hash() for group in ("", "folder")}
     assert len(hashes) == 2
+
+
+def test_groups_that_two_settings_name_are_refused(tmp_path):
+    rows = [f"{place}.png,{'uv'[place % 2]},{'abc'[place // 4]},{place // 2}" for place in range(12)]
+    (tmp_path / "t.csv").write_text("\n".join(["path,label,domain,patient", *rows]))
+    changes = ["data.group=folder", "data.columns.group=patient", "data.domains=[]", "run.target=c"]
+    with pytest.raises(UserError, match=r"data.group and data.columns.group both say which images stay together"):
+        resolve(read_experiment("digits", ["data.dataset=table", f"data.root={tmp_path / 't.csv'}", *changes]))
 
 
 def test_lists_that_tear_a_group_are_refused(patients, tmp_path):

@@ -66,6 +66,24 @@ def test_rows_without_a_label_domain_or_image_are_refused(tmp_path, labels, doma
         load_target(data, "b")
 
 
+def test_two_columns_of_images_or_domains_are_not_the_same_content(tmp_path):
+    """The images of the first column came out of the cache for the second one; a domain 'a' has the same labels."""
+    reds = np.arange(0, 80, 10)
+    front, back = ([Image.new("RGB", (8, 8), (int(red) + more, 0, 0)) for red in reds] for more in (0, 5))
+    table = {"image": front, "back": back, "label": ["cat", "dog"] * 4, "domain": list("aaaabbbb")}
+    table["site"] = list("bbbbaaaa")
+    datasets.Dataset.from_dict(table).save_to_disk(tmp_path / "saved")
+    shown, prints = [], set()
+    for columns in ({}, {"path": "back"}, {"domain": "site"}):
+        folders = {"root": str(tmp_path / "saved"), "cache": str(tmp_path / "cache")}
+        data = DataSettings(dataset="hugging-face", image_size=8, columns=columns, **folders)
+        read = reader(data, benchmark(data))
+        shown.append(read.images("a")[0][:, 0, 0, 0].tolist())
+        prints.add(read.fingerprint("a"))
+    assert shown == [[0, 10, 20, 30], [5, 15, 25, 35], [40, 50, 60, 70]]
+    assert len(prints) == 3
+
+
 def test_files_that_a_column_of_paths_names_belong_to_the_content(tmp_path, monkeypatch):
     files = [tmp_path / f"{index}.png" for index in range(4)]
     for file in files:

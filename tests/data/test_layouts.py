@@ -1,5 +1,6 @@
 """Data sets by name, whose published layouts are not those of a plain tree."""
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +12,7 @@ from published_trees import camelyon17, digits_dg, fed_isic2019, image
 
 from fedsim.common.errors import UserError
 from fedsim.data import BENCHMARKS, benchmark, check_partitions, find_data, load_client, load_target
+from fedsim.data.fingerprint import fingerprint
 from fedsim.data.loading import split_of_domain
 from fedsim.data.reader import reader
 from fedsim.settings import DataSettings
@@ -136,6 +138,29 @@ def test_camelyon17_has_patients(tmp_path, settings):
     assert not set(groups[train]) & set(groups[validation])
     with pytest.raises(UserError, match=r"Camelyon17.* has no groups that data.group = 'folder' could name"):
         check_partitions(data.model_copy(update={"group": "folder"}), "hospital_3")
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "domain", "old", "new"),
+    [
+        ("camelyon17", "metadata.csv", "hospital_0", "0,000,0,0,64,0,0,0,0", "0,000,0,0,64,0,0,0,1"),
+        ("fed-isic2019", "train_test_split", "center_0", "ISIC_0000001,1,0,train", "ISIC_0000001,1,0,test"),
+    ],
+)
+def test_a_published_split_is_part_of_the_fingerprint_where_it_is_used(
+    tmp_path, settings, name, file, domain, old, new
+):
+    data = settings(name)
+    lists = data.model_copy(update={"split": "lists"})
+    before = [fingerprint(each, domain)["content"] for each in (data, lists)]
+    path = tmp_path / "data" / TREES[name][0] / file
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    os.utime(path, ns=(1, 1))
+    after = [fingerprint(each, domain)["content"] for each in (data, lists)]
+    assert before[0] == after[0]
+    assert before[1] != after[1]
 
 
 def test_fed_isic2019(settings):

@@ -92,6 +92,13 @@ def test_digests_are_computed_once_for_all_runs_of_a_process(tmp_path):
     assert first.digests("a").shape == (3, 10)
 
 
+def test_an_unseen_domain_in_another_unicode_form_adds_no_categories(tmp_path):
+    text = TABLE.replace(",c\n", ",Z\u00fcrich\n")
+    features = [benchmark(table(tmp_path, text, target)).features for target in ("Z\u00fcrich", "Zu\u0308rich")]
+    assert "cp=odd" not in features[0]
+    assert features[0] == features[1]
+
+
 def test_true_and_false_are_numbers_and_parquet_is_read(tmp_path):
     frame = pd.DataFrame({"x": [True, False, None], "y": [1.5, 2.0, np.nan], "label": [1, 2, 1], "domain": list("aab")})
     frame.to_parquet(tmp_path / "t.parquet")
@@ -222,8 +229,41 @@ def test_a_column_without_a_value_at_one_hospital_is_read_unless_its_rows_are_dr
         benchmark(table(tmp_path, text, columns={}, missing="drop"))
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"columns": {**COLUMNS, "split": "fold"}}, "t.csv has no column 'fold', which data.columns.split names; "),
+        ({"columns": COLUMNS, "shape": [7]}, "data.shape = [7]: the examples here have the shape [5]; leave it out"),
+    ],
+)
+def test_what_the_settings_say_of_a_table_must_be_so(tmp_path, settings, message):
+    """A column of splits that is misspelled would be a feature."""
+    with pytest.raises(UserError, match=re.escape(message)):
+        benchmark(table(tmp_path, **settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"columns": {"domain": "plcae"}}, "t.npz has no array 'plcae' (data.columns.domain); did you mean 'place'? "),
+        ({"columns": {"domain": "place", "split": "fold"}}, "t.npz has no array 'fold' (data.columns.split); it has: "),
+        ({"columns": {"domain": "place"}, "missing": "drop"}, "data.missing is for tables, and these examples have no"),
+    ],
+)
+def test_what_the_settings_say_of_arrays_must_be_so(tmp_path, settings, message):
+    np.savez(tmp_path / "t.npz", x=np.ones((4, 2)), label=[0, 1, 0, 1], place=list("aabb"))
+    with pytest.raises(UserError, match=re.escape(message)):
+        benchmark(table(tmp_path, **{"root": str(tmp_path / "t.npz"), **settings}))
+
+
 def test_empty_cells_need_a_scale(tmp_path):
     data = table(tmp_path, scale="none")
+    with pytest.raises(UserError, match=r"a: some cells are empty, and data.scale = 'none' gives them no value"):
+        load_client(data, "a", "c")
+
+
+def test_empty_cells_need_a_scale_where_clients_have_rows_of_several_domains_too(tmp_path):
+    data = table(tmp_path, scale="none", mix=0.5)
     with pytest.raises(UserError, match=r"a: some cells are empty, and data.scale = 'none' gives them no value"):
         load_client(data, "a", "c")
 

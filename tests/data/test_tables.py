@@ -10,7 +10,7 @@ from PIL import Image
 from fedsim.common.errors import UserError
 from fedsim.data import benchmark, load_client, load_target
 from fedsim.data.fingerprint import fingerprints
-from fedsim.data.reader import reader
+from fedsim.data.reader import numbers_of_groups, reader
 from fedsim.settings import DataSettings
 
 
@@ -80,6 +80,14 @@ def test_the_split_column(table):
     unused = ROWS.replace({"split": {"val": ""}})
     assert len(load_client(table(unused, split="lists", holdout=0.25), "7").train) == 3
     assert len(load_client(table(ROWS.replace({"split": {"val": "dev"}})), "7").labels) == 12
+
+
+def test_a_group_in_two_unicode_forms_is_one(table):
+    """Of "é" as one sign and as two; a file system may give folders of one name in both forms."""
+    patients = [("Ren\u00e9", "Rene\u0301", "Ada")[index // 2 % 3] for index in range(24)]
+    data = table(ROWS.assign(patient=patients), columns={"group": "patient"})
+    assert len(set(reader(data, benchmark(data)).groups("7"))) == 2
+    assert numbers_of_groups(["Ren\u00e9", "Rene\u0301", "Ada"]).tolist() == [1, 1, 0]
 
 
 TWO = r"'images of/é1.png' has more than one row \(rows 2 and 3\)"

@@ -7,9 +7,13 @@ import pandas as pd
 import pytest
 
 from fedsim.common.errors import UserError
+from fedsim.data import benchmark, load_client
 from fedsim.data.array_rows import EMBEDDED
 from fedsim.data.feature_tables import is_empty, names_of_labels, numbers_of, read_table, refuse_blank_rows
-from fedsim.data.text_table import Cells, TextTable, number_of, read_shipped
+from fedsim.data.fingerprint import fingerprints
+from fedsim.data.inspect_tables import inspect_table
+from fedsim.data.text_table import FIRST_ROW, Cells, TextTable, number_of, read_shipped
+from fedsim.settings import DataSettings
 
 TEXTS = ["a", "b", "a", "", "b", "a"]
 
@@ -88,6 +92,29 @@ def test_a_blank_row_would_give_the_rows_below_it_other_numbers(tmp_path, text):
     assert len(read_table(file)) == 2
     with pytest.raises(UserError, match=r"t\.csv, row 3: it is blank"):
         refuse_blank_rows(file)
+
+
+def test_messages_have_the_numbers_of_rows_below_blank_ones(tmp_path):
+    """Rows 1 (above the header) and 4 are blank, and row 6 is at fault."""
+    file = tmp_path / "t.csv"
+    start = "\npath,label,domain\na.png,cat,x\n \nb.png,dog,y\n"
+    file.write_text(start)
+    assert [row + FIRST_ROW for row in read_table(file).rows] == [3, 5]
+    file.write_text(start + "b.png,dog,x\n")
+    with pytest.raises(UserError, match=r"'b.png' has more than one row \(rows 5 and 6\)"):
+        fingerprints(DataSettings(dataset="table", root=str(file)))
+    file.write_text(start + "c.png,,x\n")
+    with pytest.raises(UserError, match=r"t\.csv, row 6: the column 'label' is empty"):
+        benchmark(DataSettings(dataset="table", root=str(file)))
+    file.write_text(start + "c.png,dog,y\n")
+    with pytest.raises(UserError, match=r"t\.csv, row 5, column 'path': no file 'b.png'"):
+        load_client(DataSettings(dataset="table", root=str(file)), "y")
+    for rows, fault in (("1,2,\n", "the column 'domain' is empty"), ("1,,x\n", "the label is empty")):
+        file.write_text("\na,label,domain\n3,1,x\n\n4,2,y\n" + rows)
+        with pytest.raises(UserError, match=rf"row 6: {fault}"):
+            benchmark(DataSettings(dataset="arrays", root=str(file)))
+    with pytest.raises(UserError, match="row 6: the label is empty"):
+        inspect_table(file, DataSettings(dataset="arrays"))
 
 
 @pytest.mark.parametrize("text", ["a,b\n1,2\n,\n3,4\n\n\n", 'a,b\n"1\n\n",2\n3,4\n', 'a\n1\n""\n2\n'])

@@ -38,6 +38,26 @@ def test_a_run_says_and_records_it(tmp_path, caplog):
     assert said[0].startswith("no client has training images of emu, which c is tested on")
 
 
+def test_features_that_no_source_scales_are_said_and_those_of_one_site_are_not_called_so(tmp_path):
+    """No source has a y, and all have one z; a alone lacks w, which becomes the mean of b."""
+    rows = ["x,y,z,w,label,domain"]
+    for place, domain in enumerate("abc"):
+        for row in range(12):
+            more = "250,900,1" if domain == "c" else f",3,{row if place else ''}"
+            rows.append(f"{100 * place + row},{more},{'uv'[row % 2]},{domain}")
+    (tmp_path / "t.csv").write_text("\n".join(rows))
+    data = {"dataset": "arrays", "root": str(tmp_path / "t.csv"), "domains": [], "fraction": 1}
+    model = {"backbone": "mlp", "options": {"norm": "none"}}
+    experiment = tiny_experiment(tmp_path / "out", rounds=1, data=data, model=model, run={"target": "c"})
+    folder, _ = run_small(experiment)
+    said = json.loads((folder / "environment.json").read_text())["data_remarks"]
+    assert said == [
+        "a has no value of w; they become the mean of the other sources",
+        "the sources have no value of y, z, or one alone, so that these are not scaled: other values of another "
+        "domain enter the model as they are; leave them out of the features",
+    ]
+
+
 def test_a_method_that_trains_much_more_than_fedavg_says_so():
     """134 images in batches of 32 are 5 steps: (1,800 + 3 * 5) / (3 * 5) = 121, for 5 clients."""
     csac = ["method.name=csac", "method.semantic_calibration.acquire_iterations=1800"]
