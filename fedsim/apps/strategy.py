@@ -58,6 +58,9 @@ RESERVED = {
     "output": "give it to fedsim.strategy(..., output=...)",
 }
 
+# What [run] says to the clients as well, or of the app's run as a whole; all else is the server's alone.
+OF_CLIENTS = ("seed", "device", "threads", "runtime")
+
 # Arguments of Flower's FedAvg that have other names here.
 OF_FLOWER = {
     "fraction_train": "clients_per_round=N trains N clients in each round",
@@ -165,6 +168,13 @@ def refuse_client_settings(experiment: Experiment) -> None:
             if differ_in(section, name, experiment, usual):
                 raise UserError(f"{name} acts on the client, and a ClientApp of your own has its own {name}; leave it "
                                 "out, or send it to your clients by start(..., train_config=...)")  # fmt: skip
+
+
+def refuse_server_settings(experiment: Experiment) -> None:
+    """Raises UserError where the settings of `fedsim.client_app` have one that the server alone decides."""
+    for name in SECTIONS["run"].model_fields:
+        if name not in OF_CLIENTS and differ_in("run", name, experiment, Experiment()):
+            raise UserError(f"fedsim.client_app takes no {name}, which is the server's: give {name} to fedsim.strategy")
 
 
 @dataclass(frozen=True)
@@ -351,8 +361,7 @@ class AppStrategy(WholeRounds):
         shape = tuple(facts["shape"])
         if call.data is not None:
             hold_target(call.target, call.data, shape, facts["images"])
-        settings = {**self.asked.settings, **facts["settings"]}
-        experiment = app_experiment(self.asked.method, settings)
+        experiment = experiment_of_both(self.asked, facts["settings"])
         refuse_other_seed(experiment.run.seed, self.experiment.run.seed)
         experiment = call.planned(experiment, domains_of(roster))
         of_data = {**named_classes(net), "split": "lists", **settings_for(shape, facts["images"])}
@@ -370,6 +379,15 @@ class AppStrategy(WholeRounds):
 def named_classes(net: Any) -> dict[str, list[str]]:
     """Returns the setting of the classes of a network, which have numbers alone."""
     return {"classes": [str(number) for number in range(outputs_of(net))]}
+
+
+def experiment_of_both(asked: Asked, of_clients: JsonTable) -> Experiment:
+    """Returns the experiment of the server's settings and the clients'; raises UserError as `app_experiment` does.
+
+    A setting of the server's that clients give is refused, because a client could name code that the server loads.
+    """
+    refuse_server_settings(app_experiment(asked.method, of_clients))
+    return app_experiment(asked.method, {**asked.settings, **of_clients})
 
 
 def refuse_other_seed(seed: int, of_server: int) -> None:
