@@ -12,7 +12,7 @@ import copy
 import json
 import secrets
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -325,7 +325,7 @@ class AppStrategy(WholeRounds):
         plan = resolve(experiment.replace(run=run, model=model))
         plan = replace(plan, clients=tuple(roster.sites))
         space = AppSpace(plan, self.net, call.arrays)
-        validates = self.asked.evaluates and not nodes.silent
+        validates = self.asked.evaluates and all_evaluate(roster, nodes.silent)
         rounds = Rounds(space, nodes, roster, validates)
         server = rounds.strategy.server
         if roster.target:
@@ -438,6 +438,15 @@ class Call:
             train={"rounds": self.rounds},
             run={"target": self.target, "timeout": self.timeout, "evaluate_target": place},
         )
+
+
+def all_evaluate(roster: OpenRoster, silent: Collection[int]) -> bool:
+    """Whether the clients evaluate; silent: the nodes whose app cannot. Raises UserError where some do and others not."""
+    without = [client for client, site in roster.sites.items() if site.node_id in silent]
+    if without and len(without) < len(roster.sites):
+        raise UserError(f"client {without[0]!r} has no function that evaluates, and others have one; give it one, or "
+                        "fedsim.strategy(..., evaluates=False), with which nobody validates")  # fmt: skip
+    return not without
 
 
 def domains_of(roster: OpenRoster) -> list[str]:

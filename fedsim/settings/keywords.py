@@ -18,7 +18,8 @@ def experiment_of(
     section (`train={"lr": 0.01}`).
 
     parts: what the method's own keywords may be called. Raises UserError, with the nearest name, for any other keyword,
-    and for a value that a setting cannot have. A setting with one value by itself and another in its section is refused.
+    and for a value that a setting cannot have. A setting with one value by itself and another in its section is
+    refused.
 
         >>> experiment_of("fedprox", {"lr": 0.1, "proximal": {"mu": 0.5}}, ["proximal"]).train.lr
         0.1

@@ -167,6 +167,18 @@ def test_an_app_that_cannot_evaluate_trains():
     assert result.evaluate_metrics_clientapp == {}
 
 
+def test_one_client_that_cannot_evaluate_does_not_end_the_validation_of_all():
+    """The run stops before its first round, in one line that says who it is; without validation it is played."""
+    grid = grid_of(shift_app())
+    usual, without = grid._app, shift_app(evaluates=False)
+    grid._app = lambda message, context: (without if context.node_id == 3 else usual)(message, context)
+    with pytest.raises(UserError, match=r"^client 'node-3' has no function that evaluates, and others have one; .*$"):
+        fedsim.strategy("fedavg", zeros()).start(grid)
+    result = fedsim.strategy("fedavg", zeros(), evaluates=False).start(grid, num_rounds=1)
+    assert weight_of(result.arrays) == pytest.approx(17 / 6)
+    assert result.evaluate_metrics_clientapp == {}
+
+
 def test_a_client_may_hold_the_unseen_domain():
     """Client 2, which adds 4, does not train: (10 + 40) / 30 = 5/3. It alone says how good the model is there: 0.2."""
     result = fedsim.strategy("fedavg", zeros()).start(grid_of(shift_app()), num_rounds=1, target="site-2")
