@@ -441,7 +441,10 @@ class Call:
 
 
 def all_evaluate(roster: OpenRoster, silent: Collection[int]) -> bool:
-    """Whether the clients evaluate; silent: the nodes whose app cannot. Raises UserError where some do and others not."""
+    """Whether the clients evaluate; silent: the nodes whose app cannot.
+
+    Raises UserError where some do and others do not.
+    """
     without = [client for client, site in roster.sites.items() if site.node_id in silent]
     if without and len(without) < len(roster.sites):
         raise UserError(f"client {without[0]!r} has no function that evaluates, and others have one; give it one, or "

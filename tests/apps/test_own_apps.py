@@ -490,6 +490,18 @@ def test_a_failure_ends_the_run_or_is_that_of_the_client_alone(tmp_path):
         play(shift_app(fails))
 
 
+def test_a_client_that_claims_far_more_examples_than_the_others_is_refused(tmp_path):
+    """1001 of the claimed examples are more than 100 times the others' 10, whose mean is then (1 + 2) / 2."""
+    app = shift_app(lambda number, round: {"num-examples": 1001 if number == 2 else 10})
+    with pytest.raises(fedsim.ClientFailedError, match=r"'site-2' .*it reports 1001 examples, 100 times the median"):
+        play(app)
+    tolerant = {"on_client_failure": "continue", "output": str(tmp_path)}
+    result = fedsim.strategy("fedavg", zeros(), **tolerant).start(grid_of(app), num_rounds=1)
+    assert weight_of(result.arrays) == pytest.approx(1.5)
+    result = fedsim.strategy("fedavg", zeros(), examples_limit=0).start(grid_of(app), num_rounds=1)
+    assert weight_of(result.arrays) == pytest.approx((10 + 20 + 4004) / 1021)
+
+
 def test_too_few_clients_end_the_run_in_one_line(monkeypatch):
     monkeypatch.setattr("strategies.wire.handshake.POLL_SECONDS", 0.01)
     strategy = fedsim.strategy("fedavg", zeros(), min_available_nodes=4, wait_for_sites=0.05)
