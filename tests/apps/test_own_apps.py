@@ -413,10 +413,23 @@ REFUSED = {
     "a loss of the training": (lambda: play(shift_app(), "qfedavg"), "lacks the metric 'train_loss'"),
     "two clients of one name": (lambda: play(shift_app(names=lambda number: "one")), "two nodes say that they are"),
     "a name that no domain has": (lambda: play(shift_app(names=lambda number: "average")), "no domain can be called"),
+    "two metrics of one column": (
+        lambda: play(shift_app(lambda n, r: {"Top 1": 1.0, "top-1": 2.0})),
+        "the metrics 'Top 1' and 'top-1' of its reply to train are one column, 'top_1', of clients.csv",
+    ),
+    "one metric in two records": (lambda: play(twice), "has the metric 'f1' in two records, as 1.0 and 2.0"),
     "an accuracy of another name": (
         lambda: fedsim.strategy("fedavg", zeros(), score="top1").start(grid_of(shift_app())), "no accuracy: top1",
     ),
 }  # fmt: skip
+
+
+def twice(message, context):
+    """The reply of the usual client, with the same metric in two records."""
+    reply = shift_app()(message, context)
+    reply.content["f1"] = MetricRecord({"f1": 1.0})
+    reply.content["macro"] = MetricRecord({"f1": 2.0})
+    return reply
 
 
 def play(app, method="fedavg", rounds=1):
