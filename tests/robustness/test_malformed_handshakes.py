@@ -103,7 +103,5 @@ def test_all_versions_of_a_site_are_read_wherever_they_stand():
     site, _ = read_site(3, others | SITE | {"version-x": "1"} | dict(list(versions.items())[1:]))
     assert len(site.versions) == MOST_VERSIONS
     assert (site.versions["x"], site.versions["99"]) == ("1", "99")
-    with pytest.raises(
-        RejectedReplyError, match="reports 101 versions of packages, and 100 are the most"
-    ):
+    with pytest.raises(RejectedReplyError, match="reports 101 versions of packages, and 100 are the most"):
         read_site(3, SITE | versions)
