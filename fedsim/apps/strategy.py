@@ -259,6 +259,9 @@ class AppStrategy(WholeRounds):
         if train_config or evaluate_config:
             raise UserError("remove train_config and evaluate_config from strategy.start: lr and other settings "
                             "of the training go into fedsim.client_app(...)")  # fmt: skip
+        if self.asked.score or not self.asked.evaluates:
+            raise UserError("remove score and evaluates from fedsim.strategy: they are for ClientApps of your own, and "
+                            "fedsim.client_app validates by its accuracy (evaluate_every says when)")  # fmt: skip
         return self._with_our_clients(grid, call, roster, introductions)
 
     def _initial(self, arrays: ArrayRecord | None) -> ArrayRecord:

@@ -216,6 +216,12 @@ REFUSED = {
     "a server's setting in a section": (
         lambda: play("fedavg", run={"on_client_failure": "continue"}), "give on_client_failure to fedsim.strategy",
     ),
+    "a score of own clients": (
+        lambda: play("fedavg", server={"score": "top1"}), "remove score and evaluates from fedsim.strategy",
+    ),
+    "no validation, which is for own clients": (
+        lambda: play("fedavg", server={"evaluates": False}), "remove score and evaluates from fedsim.strategy",
+    ),
     "a setting twice": (lambda: play("fedavg", train={"lr": 0.1}), "lr is given twice, as 0.05 and 0.1"),
     "a setting of both apps in two forms": (
         lambda: play("fedavg", server={"train": {"lr": 0.1}}), "lr is given twice, as 0.1 and 0.05",
