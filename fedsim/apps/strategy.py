@@ -48,11 +48,13 @@ from strategies.wire.own_apps import AppGrid
 from strategies.wire.target_site import TargetSite
 
 UNSEEN = "unseen"  # its name where only its data are given
+OF_PLACES = ("runtime", "federation", "processes", "workers", "ray_address", "cpus_per_worker", "gpus_per_worker")
 RESERVED = {
     "target": "give the unseen domain to strategy.start(..., target=...)",
     "rounds": "give their number to strategy.start(..., num_rounds=...)",
     "timeout": "give it to strategy.start(..., timeout=...)",
-    "runtime": "the app's own command says where it runs",
+    **dict.fromkeys(OF_PLACES, "the app's own command says where it runs"),
+    "evaluate_target": "strategy.start(..., target=...) says who holds the unseen domain",
     "attackers": "they belong to simulations",
     "doubt": "it is fitted by fedsim.run, and by runs of a deployment",
     "output": "give it to fedsim.strategy(..., output=...)",
@@ -60,6 +62,11 @@ RESERVED = {
 
 # What [run] says to the clients as well, or of the app's run as a whole; all else is the server's alone.
 OF_CLIENTS = ("seed", "device", "threads", "runtime")
+
+# Of [run], what only fedsim's own clients do.
+OF_OUR_CLIENT = ("select_on", "personalised", "record", "keep_personal", "validation_domain")
+# What acts on the records of a run.
+OF_RECORDS = ("stop_after", "dp_max_epsilon", "callbacks", "tensorboard", "keep_state")
 
 # Arguments of Flower's FedAvg that have other names here.
 OF_FLOWER = {
@@ -118,10 +125,8 @@ def strategy(
         raise UserError(f"{name}: {no_app}, and an app has its own data and network; use fedsim.run")
     if client == "any":
         refuse_client_settings(experiment)
-        for setting in ("stop_after", "dp_max_epsilon"):
-            if getattr(experiment.train, setting) and not output:
-                raise UserError(f"{setting} looks at the records of a run: give fedsim.strategy(..., output=...) a "
-                                "folder")  # fmt: skip
+        if not output:
+            refuse_without_records(experiment)
         reason = of_our_client(recipe)
         if reason:
             raise UserError(f"{name}: {reason}, and a ClientApp of your own trains as FedAvg's does; use "
@@ -168,6 +173,18 @@ def refuse_client_settings(experiment: Experiment) -> None:
             if differ_in(section, name, experiment, usual):
                 raise UserError(f"{name} acts on the client, and a ClientApp of your own has its own {name}; leave it "
                                 "out, or send it to your clients by start(..., train_config=...)")  # fmt: skip
+    for name in OF_OUR_CLIENT:
+        if differ_in("run", name, experiment, usual):
+            raise UserError(f"{name} needs fedsim's own clients (fedsim.client_app), and a ClientApp of your own does "
+                            "not know it; leave it out")  # fmt: skip
+
+
+def refuse_without_records(experiment: Experiment) -> None:
+    """Raises UserError for a setting that acts on the records of a run, of which there are none."""
+    for name in OF_RECORDS:
+        section = "run" if name in SECTIONS["run"].model_fields else "train"
+        if differ_in(section, name, experiment, Experiment()):
+            raise UserError(f"{name} belongs to the records of a run: give fedsim.strategy(..., output=...) a folder")
 
 
 def refuse_server_settings(experiment: Experiment) -> None:

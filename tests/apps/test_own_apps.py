@@ -1,5 +1,6 @@
 """fedsim.strategy with ClientApps that know nothing of fedsim."""
 
+import re
 import runpy
 
 import pandas as pd
@@ -434,6 +435,26 @@ def twice(message, context):
 
 def play(app, method="fedavg", rounds=1):
     return fedsim.strategy(method, zeros()).start(grid_of(app), num_rounds=rounds)
+
+
+WITHOUT_EFFECT = {
+    "needs fedsim's own clients": ({"select_on": "local"}, {"personalised": True}, {"record": ["classes"]},
+                                   {"keep_personal": True}, {"validation_domain": "site-1"}),
+    "says where it runs": ({"processes": 2}, {"workers": 3}, {"ray_address": "a"}, {"federation": "a.toml"}),
+    "strategy.start(..., target=...) says": ({"evaluate_target": "site"},),
+    "belongs to the records of a run": ({"callbacks": ["wandb"]}, {"tensorboard": True}, {"keep_state": True},
+                                        {"stop_after": 2}),
+}  # fmt: skip
+
+
+def test_a_setting_without_effect_is_refused_when_the_strategy_is_made():
+    """The first three also where the run has records; trackers and a kept state are for such a run."""
+    for text, cases in WITHOUT_EFFECT.items():
+        for settings in cases:
+            with pytest.raises(UserError, match=re.escape(text)) as error:
+                fedsim.strategy("fedavg", zeros(), **settings)
+            assert next(iter(settings)) in str(error.value)
+    assert fedsim.strategy("fedavg", zeros(), output="unused", tensorboard=True, keep_state=True)
 
 
 @pytest.mark.parametrize("case", REFUSED)
