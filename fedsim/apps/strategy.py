@@ -184,7 +184,7 @@ def refuse_without_records(experiment: Experiment) -> None:
     for name in OF_RECORDS:
         section = "run" if name in SECTIONS["run"].model_fields else "train"
         if differ_in(section, name, experiment, Experiment()):
-            raise UserError(f"{name} belongs to the records of a run: give fedsim.strategy(..., output=...) a folder")
+            raise UserError(f"{name} looks at the records of a run: give fedsim.strategy(..., output=...) a folder")
 
 
 def refuse_server_settings(experiment: Experiment) -> None:

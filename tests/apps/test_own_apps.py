@@ -442,7 +442,7 @@ WITHOUT_EFFECT = {
                                    {"keep_personal": True}, {"validation_domain": "site-1"}),
     "says where it runs": ({"processes": 2}, {"workers": 3}, {"ray_address": "a"}, {"federation": "a.toml"}),
     "strategy.start(..., target=...) says": ({"evaluate_target": "site"},),
-    "belongs to the records of a run": ({"callbacks": ["wandb"]}, {"tensorboard": True}, {"keep_state": True},
+    "looks at the records of a run": ({"callbacks": ["wandb"]}, {"tensorboard": True}, {"keep_state": True},
                                         {"stop_after": 2}),
 }  # fmt: skip
 
