@@ -5,8 +5,9 @@ other, in this order; who is refused is that client's failure, and the others go
 
 1. every reply by itself, when it arrives
 2. contributions to banks: their layouts, then their norms
-3. numbers that a part computes with (steps, losses, learning rates)
-4. the sizes of the updates
+3. numbers of examples that no handshake named
+4. numbers that a part computes with (steps, losses, learning rates)
+5. the sizes of the updates
 
 An update's size is the L2 norm of its difference to the model from which it started.
 """
@@ -156,6 +157,7 @@ def accept_updates(server: Server, replies: Iterable[Message], model: Arrays) ->
         updates[client].arrays = server.storage.put(lie)
     for bank in checks.banks:
         compare_contributions(server, bank, updates, checks)
+    compare_examples(server, updates)
     compare_metrics(server, updates)
     sizes = compare_sizes(server, updates, checks)
     return list(updates.values()), sizes
@@ -179,6 +181,16 @@ def compare_contributions(server: Server, bank: Bank, updates: dict[str, Update]
     compared = {client: norms[client] for client in updates if client not in refused}
     refused |= over_norms(server, compared)
     refuse(server, updates, {client: f"{bank.name}: {reason}" for client, reason in refused.items()})
+
+
+def compare_examples(server: Server, updates: dict[str, Update]) -> None:
+    """Takes out the updates that claim far more examples than the others, of clients whose handshake named no number.
+
+    All others' numbers were compared in the handshake, and a reply repeats them.
+    """
+    sites, limit = server.exchange.sites, server.experiment.run.examples_limit
+    counts = {client: update.examples for client, update in updates.items() if not sites[client].examples}
+    refuse(server, updates, implausible(counts, limit))
 
 
 def compare_metrics(server: Server, updates: dict[str, Update]) -> None:

@@ -20,7 +20,7 @@ from flwr.clientapp import ClientApp
 
 from fedsim.apps.client import app as site_app
 from fedsim.apps.given import Model, named_model, named_recipe
-from fedsim.apps.strategy import app_experiment
+from fedsim.apps.strategy import app_experiment, refuse_server_settings
 from fedsim.common.errors import CLIENT_APP_RAISED, USER_ERROR, UserError, first_line
 from fedsim.common.files import of_home
 from fedsim.common.values import Json, JsonTable
@@ -70,6 +70,7 @@ class Node:
 
     def __init__(self, method: str, backbone: str, data: Load, state: str, settings: dict[str, Json]) -> None:
         experiment = app_experiment(method, settings)
+        refuse_server_settings(experiment)
         no_app = of_no_app(build_recipe(experiment))
         if no_app:
             raise UserError(f"{method}: {no_app}, and an app has its own data and network; use fedsim.run")

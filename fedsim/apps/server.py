@@ -63,8 +63,6 @@ def experiment_of(run_config: dict) -> Experiment:
     string of key=value words).
     """
     text = str(run_config.get("experiment") or "digits")
-    if "\n" in text:
-        return parse_experiment(text)
     overrides = shlex.split(str(run_config.get("overrides", "")))
     for key, name in SETTINGS.items():
         value = run_config.get(key)
@@ -73,4 +71,5 @@ def experiment_of(run_config: dict) -> Experiment:
     seed = run_config.get("seed", -1)
     if int(seed) >= 0:
         overrides.append(f"run.seed={seed}")
-    return read_experiment(text, overrides)
+    read = parse_experiment if "\n" in text else read_experiment
+    return read(text, overrides)

@@ -12,7 +12,7 @@ import copy
 import json
 import secrets
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -48,15 +48,25 @@ from strategies.wire.own_apps import AppGrid
 from strategies.wire.target_site import TargetSite
 
 UNSEEN = "unseen"  # its name where only its data are given
+OF_PLACES = ("runtime", "federation", "processes", "workers", "ray_address", "cpus_per_worker", "gpus_per_worker")
 RESERVED = {
     "target": "give the unseen domain to strategy.start(..., target=...)",
     "rounds": "give their number to strategy.start(..., num_rounds=...)",
     "timeout": "give it to strategy.start(..., timeout=...)",
-    "runtime": "the app's own command says where it runs",
+    **dict.fromkeys(OF_PLACES, "the app's own command says where it runs"),
+    "evaluate_target": "strategy.start(..., target=...) says who holds the unseen domain",
     "attackers": "they belong to simulations",
     "doubt": "it is fitted by fedsim.run, and by runs of a deployment",
     "output": "give it to fedsim.strategy(..., output=...)",
 }
+
+# What [run] says to the clients as well, or of the app's run as a whole; all else is the server's alone.
+OF_CLIENTS = ("seed", "device", "threads", "runtime")
+
+# Of [run], what only fedsim's own clients do.
+OF_OUR_CLIENT = ("select_on", "personalised", "record", "keep_personal", "validation_domain")
+# What acts on the records of a run.
+OF_RECORDS = ("stop_after", "dp_max_epsilon", "callbacks", "tensorboard", "keep_state")
 
 # Arguments of Flower's FedAvg that have other names here.
 OF_FLOWER = {
@@ -115,10 +125,8 @@ def strategy(
         raise UserError(f"{name}: {no_app}, and an app has its own data and network; use fedsim.run")
     if client == "any":
         refuse_client_settings(experiment)
-        for setting in ("stop_after", "dp_max_epsilon"):
-            if getattr(experiment.train, setting) and not output:
-                raise UserError(f"{setting} looks at the records of a run: give fedsim.strategy(..., output=...) a "
-                                "folder")  # fmt: skip
+        if not output:
+            refuse_without_records(experiment)
         reason = of_our_client(recipe)
         if reason:
             raise UserError(f"{name}: {reason}, and a ClientApp of your own trains as FedAvg's does; use "
@@ -165,6 +173,25 @@ def refuse_client_settings(experiment: Experiment) -> None:
             if differ_in(section, name, experiment, usual):
                 raise UserError(f"{name} acts on the client, and a ClientApp of your own has its own {name}; leave it "
                                 "out, or send it to your clients by start(..., train_config=...)")  # fmt: skip
+    for name in OF_OUR_CLIENT:
+        if differ_in("run", name, experiment, usual):
+            raise UserError(f"{name} needs fedsim's own clients (fedsim.client_app), and a ClientApp of your own does "
+                            "not know it; leave it out")  # fmt: skip
+
+
+def refuse_without_records(experiment: Experiment) -> None:
+    """Raises UserError for a setting that acts on the records of a run, of which there are none."""
+    for name in OF_RECORDS:
+        section = "run" if name in SECTIONS["run"].model_fields else "train"
+        if differ_in(section, name, experiment, Experiment()):
+            raise UserError(f"{name} looks at the records of a run: give fedsim.strategy(..., output=...) a folder")
+
+
+def refuse_server_settings(experiment: Experiment) -> None:
+    """Raises UserError where the settings of `fedsim.client_app` have one that the server alone decides."""
+    for name in SECTIONS["run"].model_fields:
+        if name not in OF_CLIENTS and differ_in("run", name, experiment, Experiment()):
+            raise UserError(f"fedsim.client_app takes no {name}, which is the server's: give {name} to fedsim.strategy")
 
 
 @dataclass(frozen=True)
@@ -249,6 +276,9 @@ class AppStrategy(WholeRounds):
         if train_config or evaluate_config:
             raise UserError("remove train_config and evaluate_config from strategy.start: lr and other settings "
                             "of the training go into fedsim.client_app(...)")  # fmt: skip
+        if self.asked.score or not self.asked.evaluates:
+            raise UserError("remove score and evaluates from fedsim.strategy: they are for ClientApps of your own, and "
+                            "fedsim.client_app validates by its accuracy (evaluate_every says when)")  # fmt: skip
         return self._with_our_clients(grid, call, roster, introductions)
 
     def _initial(self, arrays: ArrayRecord | None) -> ArrayRecord:
@@ -315,7 +345,7 @@ class AppStrategy(WholeRounds):
         plan = resolve(experiment.replace(run=run, model=model))
         plan = replace(plan, clients=tuple(roster.sites))
         space = AppSpace(plan, self.net, call.arrays)
-        validates = self.asked.evaluates and not nodes.silent
+        validates = self.asked.evaluates and all_evaluate(roster, nodes.silent)
         rounds = Rounds(space, nodes, roster, validates)
         server = rounds.strategy.server
         if roster.target:
@@ -351,8 +381,7 @@ class AppStrategy(WholeRounds):
         shape = tuple(facts["shape"])
         if call.data is not None:
             hold_target(call.target, call.data, shape, facts["images"])
-        settings = {**self.asked.settings, **facts["settings"]}
-        experiment = app_experiment(self.asked.method, settings)
+        experiment = experiment_of_both(self.asked, facts["settings"])
         refuse_other_seed(experiment.run.seed, self.experiment.run.seed)
         experiment = call.planned(experiment, domains_of(roster))
         of_data = {**named_classes(net), "split": "lists", **settings_for(shape, facts["images"])}
@@ -370,6 +399,15 @@ class AppStrategy(WholeRounds):
 def named_classes(net: Any) -> dict[str, list[str]]:
     """Returns the setting of the classes of a network, which have numbers alone."""
     return {"classes": [str(number) for number in range(outputs_of(net))]}
+
+
+def experiment_of_both(asked: Asked, of_clients: JsonTable) -> Experiment:
+    """Returns the experiment of the server's settings and the clients'; raises UserError as `app_experiment` does.
+
+    A setting of the server's that clients give is refused, because a client could name code that the server loads.
+    """
+    refuse_server_settings(app_experiment(asked.method, of_clients))
+    return app_experiment(asked.method, {**asked.settings, **of_clients})
 
 
 def refuse_other_seed(seed: int, of_server: int) -> None:
@@ -420,6 +458,18 @@ class Call:
             train={"rounds": self.rounds},
             run={"target": self.target, "timeout": self.timeout, "evaluate_target": place},
         )
+
+
+def all_evaluate(roster: OpenRoster, silent: Collection[int]) -> bool:
+    """Whether the clients evaluate; silent: the nodes whose app cannot.
+
+    Raises UserError where some do and others do not.
+    """
+    without = [client for client, site in roster.sites.items() if site.node_id in silent]
+    if without and len(without) < len(roster.sites):
+        raise UserError(f"client {without[0]!r} has no function that evaluates, and others have one; give it one, or "
+                        "fedsim.strategy(..., evaluates=False), with which nobody validates")  # fmt: skip
+    return not without
 
 
 def domains_of(roster: OpenRoster) -> list[str]:

@@ -18,14 +18,14 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from fedsim.common.errors import printable
+from fedsim.common.errors import UserError, printable
 from fedsim.common.tables import MISSING
 from fedsim.data import benchmark, domain_of, resolve_domain
 from fedsim.data.reader import read_images, reader
+from fedsim.runs.local_privacy import LEAST, is_finite
 from fedsim.settings import DataSettings, Settings
 
 FEWEST = 5  # rows: what a site hides at least, whatever its own site.env says
-OWN = "statistics-least"  # key of a site's own number in its node config
 HIDDEN = -1  # in place of a number that is too small to be told
 DIGITS = 3
 TELLING = (2, 3)  # numbers of different values, of which mean and deviation tell how often each occurs
@@ -119,11 +119,12 @@ def of_channel(name: str, values: np.ndarray, least: int) -> ColumnNumbers:
 def least_of(node: Mapping[str, object], asked: int) -> int:
     """Returns the least number of rows that a site tells: the greatest of what is asked for, its own and FEWEST.
 
-    A number of the site's own with a fraction (`20.5`) is rounded up.
+    A number of the site's own with a fraction (`20.5`) is rounded up. Raises UserError where it is no number.
     """
-    of_site = node.get(OWN, FEWEST)
-    if not isinstance(of_site, int | float):
-        of_site = FEWEST
+    of_site = node.get(LEAST, FEWEST)
+    if not is_finite(of_site):
+        raise UserError(f"this site's {LEAST} must be a finite number, not {of_site!r}: NODE_CONFIG=\"{LEAST}=20\" in "
+                        "site.env")  # fmt: skip
     return max(asked, FEWEST, math.ceil(of_site))
 
 

@@ -88,9 +88,10 @@ def serve(kit: Path, words: Sequence[str]) -> int:
 
 
 def check_node_config(words: Sequence[str]) -> None:
-    """Raises UserError where Flower would leave out a part of the node config, or own privacy is not complete."""
+    """Raises UserError where Flower would leave out a part of the node config, or a setting of the site's is wrong."""
     from click import ClickException
 
+    from fedsim.deploy.site_statistics import FEWEST, least_of
     from fedsim.runs.local_privacy import own_privacy
 
     text = ""
@@ -110,6 +111,7 @@ def check_node_config(words: Sequence[str]) -> None:
             "numbers with a point (0.5), texts in apostrophes"
         ) from None
     own_privacy(parsed)
+    least_of(parsed, FEWEST)
 
 
 def enforce(pins: Pins) -> None:

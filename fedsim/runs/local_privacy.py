@@ -5,17 +5,20 @@ import math
 import os
 import re
 from collections.abc import Mapping
+from typing import TypeGuard
 
 import numpy as np
 from flwr.app import Context, Message, RecordDict
 
-from fedsim.common.errors import UserError
+from fedsim.common.errors import UserError, nearest
 from fedsim.common.values import Json
 from fedsim.flower.identity import with_content
 from fedsim.settings import TrainSettings
 from fedsim.tensors.records import arrays_of
 
 OWN = ("dp-clip", "dp-epsilon", "dp-delta")  # keys of a site's own privacy in its node config
+LEAST = "statistics-least"  # key of the least number of rows that a site tells, in its node config
+BY_HAND = (*OWN, LEAST)  # keys that a person writes into site.env; every other one may be of an app of the user's own
 OTHERS = ("site", "domain", "role", "state-dir", "data-dir", "peers", "partition-id", "num-partitions")
 OWN_DELTA = 1e-5  # where a site leaves dp-delta out; the server's value would let the server choose the noise
 EXAMPLE = 'NODE_CONFIG="dp-clip=0.5 dp-epsilon=1.0" in site.env'
@@ -28,8 +31,10 @@ def own_privacy(node: Mapping[str, Json]) -> tuple[float, float, float] | None:
     noise must never train without it.
     """
     for key in node:
-        if key not in OWN and key not in OTHERS and _resembles(key):
-            raise UserError(f"this site's setting {key!r} is unknown; its own privacy is {', '.join(OWN)}: {EXAMPLE}")
+        if key not in BY_HAND and key not in OTHERS and _resembles(key):
+            hint = nearest(key.lower(), BY_HAND)
+            settings = ", ".join(BY_HAND)
+            raise UserError(f"this site's setting {key!r} is unknown; {hint}its own are {settings}: {EXAMPLE}")
     given = [key for key in OWN if key in node]
     if not given:
         return None
@@ -38,8 +43,7 @@ def own_privacy(node: Mapping[str, Json]) -> tuple[float, float, float] | None:
         raise UserError(f"this site sets {given[0]} without {lacking[0]}, and both are needed: {EXAMPLE}")
     for key in given:
         value = node[key]
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if not is_number or value <= 0 or (key == "dp-delta" and value >= 1):
+        if not is_finite(value) or value <= 0 or (key == "dp-delta" and value >= 1):
             range_of_value = "between 0 and 1" if key == "dp-delta" else "a finite number above 0"
             raise UserError(f"this site's {key} must be {range_of_value}, not {value!r}: {EXAMPLE}")
     clip = float(node["dp-clip"])
@@ -48,12 +52,17 @@ def own_privacy(node: Mapping[str, Json]) -> tuple[float, float, float] | None:
     return clip, epsilon, delta
 
 
+def is_finite(value: object) -> TypeGuard[float]:
+    """Whether a value of a node config is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def _resembles(key: str) -> bool:
-    """Whether a key may be a misspelled one of OWN: `dp_clip`, `DP-CLIP`, `epsilon`."""
+    """Whether a key may be a misspelled one of BY_HAND: `dp_clip`, `DP-CLIP`, `epsilon`, `statistics-lest`."""
     letters = re.sub("[^a-z]", "", key.lower())
     if letters.startswith("dp"):
         return True
-    settings = [re.sub("[^a-z]", "", setting) for setting in OWN]
+    settings = [re.sub("[^a-z]", "", setting) for setting in BY_HAND]
     return bool(difflib.get_close_matches(letters, [*settings, "clip", "epsilon"], 1, 0.75))
 
 

@@ -18,7 +18,8 @@ def experiment_of(
     section (`train={"lr": 0.01}`).
 
     parts: what the method's own keywords may be called. Raises UserError, with the nearest name, for any other keyword,
-    and for a value that a setting cannot have.
+    and for a value that a setting cannot have. A setting with one value by itself and another in its section is
+    refused.
 
         >>> experiment_of("fedprox", {"lr": 0.1, "proximal": {"mu": 0.5}}, ["proximal"]).train.lr
         0.1
@@ -30,7 +31,9 @@ def experiment_of(
         elif name == "name":
             table["name"] = value
         else:
-            assign(table, f"{section_of(name, parts)}.{name}", value)
+            section = section_of(name, parts)
+            _refuse_second(table.get(section, {}), name, value)
+            assign(table, f"{section}.{name}", value)
     return base.replace(**table) if base else from_table(table, "settings")
 
 
@@ -52,4 +55,14 @@ def _merge_section(table: JsonTable, name: str, value: Json) -> None:
     """Adds the settings of a whole section to the table."""
     if not isinstance(value, Mapping):
         raise UserError(f"{name} is a section: write {name}={{...}} with its settings, not {value!r}")
-    table.setdefault(name, {}).update(value)
+    section = table.setdefault(name, {})
+    for setting, of_setting in value.items():
+        _refuse_second(section, setting, of_setting)
+        section[setting] = of_setting
+
+
+def _refuse_second(section: Mapping[str, Json], name: str, value: Json) -> None:
+    """Raises UserError when a setting has been given another value already."""
+    first = section.get(name, value)
+    if first != value:
+        raise UserError(f"{name} is given twice, as {first} and {value}; give it once")

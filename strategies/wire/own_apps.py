@@ -214,7 +214,7 @@ class AppGrid(WrappedGrid):
             raise UnfitReplyError(f"its reply to train lacks the ArrayRecord {lost[0]!r}, which the method needs")
         numbers = numbers_of(content, "train")
         examples = numbers.pop(EXAMPLES)
-        metrics = {column(name): value for name, value in numbers.items()}
+        metrics = columns_of(numbers)
         self._complete(client, metrics)
         for name in self.needs:
             if name not in metrics:
@@ -289,11 +289,18 @@ def check_name(name: str) -> None:
 
 
 def numbers_of(content: RecordDict, kind: str) -> dict[str, float]:
-    """The single numbers of a reply's metrics, with a positive whole number of examples among them."""
+    """The single numbers of a reply's metrics, with a positive whole number of examples among them.
+
+    UnfitReplyError where two records have different numbers of one name.
+    """
     metrics: dict[str, float] = {}
     for record in metrics_of(content).values():
         for name, value in record.items():
             if isinstance(value, int | float):
+                first = metrics.get(name)
+                if first not in (None, value):
+                    raise UnfitReplyError(f"its reply to {kind} has the metric {name!r} in two records, as {first} and "
+                                          f"{value}; give one of them another name")  # fmt: skip
                 metrics[name] = value
     metrics.pop(PARTITION, None)
     if EXAMPLES not in metrics:
@@ -302,6 +309,20 @@ def numbers_of(content: RecordDict, kind: str) -> dict[str, float]:
     if float(examples).is_integer():
         metrics[EXAMPLES] = int(examples)
     return metrics
+
+
+def columns_of(numbers: Mapping[str, float]) -> dict[str, float]:
+    """A reply's numbers by the column of clients.csv; UnfitReplyError where two of them would have the same."""
+    columns: dict[str, float] = {}
+    names: dict[str, str] = {}
+    for name, value in numbers.items():
+        place = column(name)
+        if place in names:
+            raise UnfitReplyError(f"the metrics {names[place]!r} and {name!r} of its reply to train are one column, "
+                                  f"{place!r}, of clients.csv; give one of them another name")  # fmt: skip
+        names[place] = name
+        columns[place] = value
+    return columns
 
 
 def column(name: str) -> str:

@@ -25,6 +25,7 @@ from strategies.wire.reply_checks import (
 )
 from strategies.wire.scales import Answer, read_moments
 
+MOST_VERSIONS = 100  # of packages at a site
 UNANSWERED = 0  # node id of a client that has not answered yet
 HASH = re.compile("[0-9a-f]{20}")
 
@@ -77,7 +78,11 @@ def read_site(node: int, answer: Answer) -> tuple[Site, str]:
     if not isinstance(client, str) or role not in ("source", "target"):
         raise RejectedReplyError(f"it is {reprlib.repr(client)} with the role {reprlib.repr(role)}")
     counts = read_counts(client, answer)
-    keys = [key for key in list(answer)[:20] if key.startswith("version-")]
+    keys = [key for key in answer if key.startswith("version-")]
+    if len(keys) > MOST_VERSIONS:
+        raise RejectedReplyError(
+            f"client {client!r} reports {len(keys)} versions of packages, and {MOST_VERSIONS} are the most"
+        )
     versions = tuple((key, str(answer[key])) for key in keys)
     data = read_fingerprint(client, answer)
     frozen = one_line(str(answer.get("frozen", "")))

@@ -210,6 +210,22 @@ REFUSED = {
     "an unknown method": (lambda: fedsim.client_app("fedbnn", Net, load), "did you mean 'fedbn'"),
     "an unknown setting": (lambda: fedsim.client_app("fedbn", Net, load, lrate=1), "no setting is called 'lrate'"),
     "a target on a client": (lambda: fedsim.client_app("fedbn", Net, load, target="a"), "take no target"),
+    "a server's setting on a client": (
+        lambda: play("fedavg", callbacks=["json:JSONDecoder"]), "give callbacks to fedsim.strategy",
+    ),
+    "a server's setting in a section": (
+        lambda: play("fedavg", run={"on_client_failure": "continue"}), "give on_client_failure to fedsim.strategy",
+    ),
+    "a score of own clients": (
+        lambda: play("fedavg", server={"score": "top1"}), "remove score and evaluates from fedsim.strategy",
+    ),
+    "no validation, which is for own clients": (
+        lambda: play("fedavg", server={"evaluates": False}), "remove score and evaluates from fedsim.strategy",
+    ),
+    "a setting twice": (lambda: play("fedavg", train={"lr": 0.1}), "lr is given twice, as 0.05 and 0.1"),
+    "a setting of both apps in two forms": (
+        lambda: play("fedavg", server={"train": {"lr": 0.1}}), "lr is given twice, as 0.1 and 0.05",
+    ),
     "a model without Linear": (lambda: play("fedavg", model=NO_LINEAR), "has no Linear"),
     "texts of classes": (lambda: fedsim.client_app("promptfl", Net, load), "learned_prompts learns texts of classes"),
     "texts on the server": (lambda: fedsim.strategy("plan", Net, client="fedsim"), "prompt_sets learns texts of"),

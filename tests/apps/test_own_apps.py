@@ -1,5 +1,6 @@
 """fedsim.strategy with ClientApps that know nothing of fedsim."""
 
+import re
 import runpy
 
 import pandas as pd
@@ -164,6 +165,18 @@ def test_names_come_from_the_domain_then_the_partition_then_the_node(tmp_path):
 def test_an_app_that_cannot_evaluate_trains():
     result = fedsim.strategy("fedavg", zeros()).start(grid_of(shift_app(names=lambda n: "", evaluates=False)))
     assert weight_of(result.arrays) == pytest.approx(3 * 17 / 6)
+    assert result.evaluate_metrics_clientapp == {}
+
+
+def test_one_client_that_cannot_evaluate_does_not_end_the_validation_of_all():
+    """The run stops before its first round, in one line that says who it is; without validation it is played."""
+    grid = grid_of(shift_app())
+    usual, without = grid._app, shift_app(evaluates=False)
+    grid._app = lambda message, context: (without if context.node_id == 3 else usual)(message, context)
+    with pytest.raises(UserError, match=r"^client 'node-3' has no function that evaluates, and others have one; .*$"):
+        fedsim.strategy("fedavg", zeros()).start(grid)
+    result = fedsim.strategy("fedavg", zeros(), evaluates=False).start(grid, num_rounds=1)
+    assert weight_of(result.arrays) == pytest.approx(17 / 6)
     assert result.evaluate_metrics_clientapp == {}
 
 
@@ -401,14 +414,47 @@ REFUSED = {
     "a loss of the training": (lambda: play(shift_app(), "qfedavg"), "lacks the metric 'train_loss'"),
     "two clients of one name": (lambda: play(shift_app(names=lambda number: "one")), "two nodes say that they are"),
     "a name that no domain has": (lambda: play(shift_app(names=lambda number: "average")), "no domain can be called"),
+    "two metrics of one column": (
+        lambda: play(shift_app(lambda n, r: {"Top 1": 1.0, "top-1": 2.0})),
+        "the metrics 'Top 1' and 'top-1' of its reply to train are one column, 'top_1', of clients.csv",
+    ),
+    "one metric in two records": (lambda: play(twice), "has the metric 'f1' in two records, as 1.0 and 2.0"),
     "an accuracy of another name": (
         lambda: fedsim.strategy("fedavg", zeros(), score="top1").start(grid_of(shift_app())), "no accuracy: top1",
     ),
 }  # fmt: skip
 
 
+def twice(message, context):
+    """The reply of the usual client, with the same metric in two records."""
+    reply = shift_app()(message, context)
+    reply.content["f1"] = MetricRecord({"f1": 1.0})
+    reply.content["macro"] = MetricRecord({"f1": 2.0})
+    return reply
+
+
 def play(app, method="fedavg", rounds=1):
     return fedsim.strategy(method, zeros()).start(grid_of(app), num_rounds=rounds)
+
+
+WITHOUT_EFFECT = {
+    "needs fedsim's own clients": ({"select_on": "local"}, {"personalised": True}, {"record": ["classes"]},
+                                   {"keep_personal": True}, {"validation_domain": "site-1"}),
+    "says where it runs": ({"processes": 2}, {"workers": 3}, {"ray_address": "a"}, {"federation": "a.toml"}),
+    "strategy.start(..., target=...) says": ({"evaluate_target": "site"},),
+    "looks at the records of a run": ({"callbacks": ["wandb"]}, {"tensorboard": True}, {"keep_state": True},
+                                        {"stop_after": 2}),
+}  # fmt: skip
+
+
+def test_a_setting_without_effect_is_refused_when_the_strategy_is_made():
+    """The first three also where the run has records; trackers and a kept state are for such a run."""
+    for text, cases in WITHOUT_EFFECT.items():
+        for settings in cases:
+            with pytest.raises(UserError, match=re.escape(text)) as error:
+                fedsim.strategy("fedavg", zeros(), **settings)
+            assert next(iter(settings)) in str(error.value)
+    assert fedsim.strategy("fedavg", zeros(), output="unused", tensorboard=True, keep_state=True)
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -476,6 +522,18 @@ def test_a_failure_ends_the_run_or_is_that_of_the_client_alone(tmp_path):
 
     with pytest.raises(fedsim.ClientFailedError, match="no such file"):
         play(shift_app(fails))
+
+
+def test_a_client_that_claims_far_more_examples_than_the_others_is_refused(tmp_path):
+    """1001 of the claimed examples are more than 100 times the others' 10, whose mean is then (1 + 2) / 2."""
+    app = shift_app(lambda number, round: {"num-examples": 1001 if number == 2 else 10})
+    with pytest.raises(fedsim.ClientFailedError, match=r"'site-2' .*it reports 1001 examples, 100 times the median"):
+        play(app)
+    tolerant = {"on_client_failure": "continue", "output": str(tmp_path)}
+    result = fedsim.strategy("fedavg", zeros(), **tolerant).start(grid_of(app), num_rounds=1)
+    assert weight_of(result.arrays) == pytest.approx(1.5)
+    result = fedsim.strategy("fedavg", zeros(), examples_limit=0).start(grid_of(app), num_rounds=1)
+    assert weight_of(result.arrays) == pytest.approx((10 + 20 + 4004) / 1021)
 
 
 def test_too_few_clients_end_the_run_in_one_line(monkeypatch):

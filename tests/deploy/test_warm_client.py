@@ -224,7 +224,11 @@ def test_the_task_of_a_run_that_ends_meanwhile_ends_too(monkeypatch, where):
         ("dp-clip=0.5 dp-clip=0.5", "cannot read this site's settings"),
         ("dp-epsilon=1.0", "without dp-clip"),
         ("data-dir='/home/o'brien/data' dp-clip=0.5 dp-epsilon=1.0", "is not key=value"),
-        ("dp-clip=0.5 dp-epsilon=1.0 data-dir='/data/of beta' mine=3", ""),
+        ("statistics-lest=20", "'statistics-lest' is unknown; did you mean 'statistics-least'"),
+        ("Statistics_Least=20", "'Statistics_Least' is unknown; did you mean 'statistics-least'"),
+        ("statistics-least='20'", "statistics-least must be a finite number, not '20'"),
+        ("statistics-least=true", "statistics-least must be a finite number, not True"),
+        ("dp-clip=0.5 dp-epsilon=1.0 data-dir='/data/of beta' mine=3 statistics-least=20.5", ""),
     ],
 )
 def test_a_node_config_that_flower_would_read_otherwise_is_refused_at_the_start(more, said):

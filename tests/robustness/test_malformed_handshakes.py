@@ -10,6 +10,8 @@ from scene import TOKEN
 from fedsim.common.errors import ClientFailedError, UserError
 from fedsim.flower.identity import assume_identity, stamp
 from strategies.wire.handshake import Roster
+from strategies.wire.reply_checks import RejectedReplyError
+from strategies.wire.sites import MOST_VERSIONS, read_site
 
 CLIENTS = ("photo", "sketch")
 COUNTS = {"examples": 5, "class-counts": [2, 3]}
@@ -92,3 +94,14 @@ def test_a_malformed_answer_ends_the_run_at_the_start_and_never_later(kind):
             assert not tolerant
             assert said.strip()
             assert kind == "error" or len(said.splitlines()) <= 2
+
+
+def test_all_versions_of_a_site_are_read_wherever_they_stand():
+    """A site says more than 20 things of itself, in any order; too many versions are refused and none is left out."""
+    others = {f"scale-{number}": number for number in range(20)}
+    versions = {f"version-{number}": str(number) for number in range(MOST_VERSIONS)}
+    site, _ = read_site(3, others | SITE | {"version-x": "1"} | dict(list(versions.items())[1:]))
+    assert len(site.versions) == MOST_VERSIONS
+    assert (site.versions["x"], site.versions["99"]) == ("1", "99")
+    with pytest.raises(RejectedReplyError, match="reports 101 versions of packages, and 100 are the most"):
+        read_site(3, SITE | versions)

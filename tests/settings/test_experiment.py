@@ -106,6 +106,9 @@ def test_flower_run_config():
     named = experiment_of(words | {"overrides": "train.rounds=5 data.holdout=0.2"})
     assert (named.method_name, named.run.target, named.run.seed, named.train.rounds) == ("fedbn", "rot0", 3, 5)
     assert experiment_of({"experiment": named.toml()}) == named
+    other = experiment_of({**words, "experiment": CONFIG, "overrides": "train.lr=0.2"})
+    assert (other.method_name, other.run.target, other.run.seed, other.train.lr) == ("fedbn", "rot0", 3, 0.2)
+    assert other.train.rounds == 7  # of the text
 
 
 @pytest.mark.parametrize("config", ["/no/such/digits.toml", "mine/pacs.toml", "./digits", "configs/tables/pacs"])
