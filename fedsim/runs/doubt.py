@@ -50,6 +50,9 @@ def refuse_doubt(experiment: Experiment, recipe: Recipe, bench: Benchmark) -> No
 def fit_doubt(server: Server, grid: Grid, folder: Path, round: int) -> JsonTable:
     """Returns what is recorded of the doubt of the model in `best.safetensors`; empty where no client could answer.
 
+    It is empty, too, where a client answered some of the questions about the temperature alone. Clients that did not
+    answer are recorded as `missing`.
+
     round: the last round, as whose further phase the clients are asked
     """
     file = folder / "best.safetensors"
@@ -59,16 +62,22 @@ def fit_doubt(server: Server, grid: Grid, folder: Path, round: int) -> JsonTable
         return {}
     model: ArrayRecord = state_to_record(load_file(file))
     server.exchange.begin(round)
+    answered: list[set[str]] = []  # the clients that gave slopes, of each grid
 
     def slopes_at(temperatures: np.ndarray) -> np.ndarray:
         """Returns the slopes of the validation loss at these temperatures, summed over the clients."""
         replies = sums_of_sources(server, grid, model, {"temperatures": temperatures.tolist()})
+        answered.append(set(replies))
         slopes = np.zeros(len(temperatures))
         for sums, _ in replies.values():
             slopes = slopes + sums["slopes"]
         return slopes
 
     temperature = fit_temperature(slopes_at)
+    first = answered[0]
+    if not first or any(clients != first for clients in answered):  # a later grid lies where the slope of these is 0
+        logger.warning("run.doubt: not all questions were answered by the same clients, so that nothing is fitted")
+        return {}
     replies = sums_of_sources(server, grid, model, {"temperature": temperature})
     counts = np.zeros(BINS, np.int64)
     for sums, _ in replies.values():
@@ -78,7 +87,12 @@ def fit_doubt(server: Server, grid: Grid, folder: Path, round: int) -> JsonTable
         return {}
     examples = {client: count for client, (_, count) in replies.items()}
     threshold = threshold_of(counts, alpha)
-    return {"alpha": alpha, "temperature": temperature, "threshold": threshold, "examples": examples}
+    record: JsonTable = {"alpha": alpha, "temperature": temperature, "threshold": threshold, "examples": examples}
+    missing = [client for client in server.exchange.clients if client not in first or client not in replies]
+    if missing:
+        logger.warning("run.doubt: it is fitted without %s, which did not answer", ", ".join(missing))
+        record["missing"] = missing
+    return record
 
 
 def doubt_columns(folder: Path, round: int | None) -> Row:
