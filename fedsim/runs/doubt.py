@@ -22,7 +22,7 @@ from fedsim.settings.experiment import Experiment
 from fedsim.tensors.arrays import state_to_record
 from strategies.fuse.private_mean import PrivateMean
 from strategies.server import Server
-from strategies.wire.doubt import sums_of_sources
+from strategies.wire.doubt import Sums, sums_of_sources
 
 DISCLOSED = (
     f"once, at the end: the slope of the validation loss at {GRIDS} x {POINTS} temperatures, and how many validation "
@@ -68,31 +68,49 @@ def fit_doubt(server: Server, grid: Grid, folder: Path, round: int) -> JsonTable
         """Returns the slopes of the validation loss at these temperatures, summed over the clients."""
         replies = sums_of_sources(server, grid, model, {"temperatures": temperatures.tolist()})
         answered.append(set(replies))
-        slopes = np.zeros(len(temperatures))
-        for sums, _ in replies.values():
-            slopes = slopes + sums["slopes"]
-        return slopes
+        return _summed(replies, "slopes", np.zeros(len(temperatures)))
 
     temperature = fit_temperature(slopes_at)
-    first = answered[0]
-    if not first or any(clients != first for clients in answered):  # a later grid lies where the slope of these is 0
+    if not _are_alike(answered):
         logger.warning("run.doubt: not all questions were answered by the same clients, so that nothing is fitted")
         return {}
     replies = sums_of_sources(server, grid, model, {"temperature": temperature})
-    counts = np.zeros(BINS, np.int64)
-    for sums, _ in replies.values():
-        counts = counts + sums["counts"]
+    counts = _summed(replies, "counts", np.zeros(BINS, np.int64))
     if not counts.sum():
         logger.warning("run.doubt: no client answered, so that nothing is fitted")
         return {}
     examples = {client: count for client, (_, count) in replies.items()}
-    threshold = threshold_of(counts, alpha)
-    record: JsonTable = {"alpha": alpha, "temperature": temperature, "threshold": threshold, "examples": examples}
-    missing = [client for client in server.exchange.clients if client not in first or client not in replies]
+    record: JsonTable = {
+        "alpha": alpha,
+        "temperature": temperature,
+        "threshold": threshold_of(counts, alpha),
+        "examples": examples,
+    }
+    missing = _without(server, answered[0] & replies.keys())
     if missing:
-        logger.warning("run.doubt: it is fitted without %s, which did not answer", ", ".join(missing))
         record["missing"] = missing
     return record
+
+
+def _summed(replies: dict[str, Sums], name: str, total: np.ndarray) -> np.ndarray:
+    """Returns the sums of this name of all clients, added to `total`."""
+    for sums, _ in replies.values():
+        total = total + sums[name]
+    return total
+
+
+def _without(server: Server, answered: set[str]) -> list[str]:
+    """Returns the clients that did not answer all questions, and logs their names."""
+    missing = [client for client in server.exchange.clients if client not in answered]
+    if missing:
+        logger.warning("run.doubt: it is fitted without %s, which did not answer", ", ".join(missing))
+    return missing
+
+
+def _are_alike(answered: list[set[str]]) -> bool:
+    """Returns whether the same clients answered each grid: the next one lies where the slope of these is 0."""
+    first = answered[0]
+    return bool(first) and all(clients == first for clients in answered)
 
 
 def doubt_columns(folder: Path, round: int | None) -> Row:
