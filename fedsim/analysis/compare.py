@@ -28,7 +28,7 @@ from fedsim.analysis.notes import (
     verdict_notes,
     without_notes,
 )
-from fedsim.analysis.provenance import Environments, environments, provenance_notes, refuse_unlike, unit_of
+from fedsim.analysis.provenance import Environments, doubt_notes, environments, provenance_notes, refuse_unlike, unit_of
 from fedsim.analysis.published import COLUMNS, RunsOfTable, added_rows, comparable_rows
 from fedsim.analysis.statistics import (
     common_seeds,
@@ -169,6 +169,7 @@ def _notes_on_runs(
     return [
         *damaged_notes(runs.damaged),
         *_undefined_reasons(recorded),
+        *doubt_notes(recorded, comparison.metric),
         *provenance_notes(recorded),
         *without_notes(not_computed),
         *round_notes(runs, comparison.select),

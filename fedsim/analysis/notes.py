@@ -37,6 +37,7 @@ ROUND_TEXTS = {
     "selected.",
     "thin": "The selected round was validated by fewer clients than other rounds in {runs}.",
     "joined": "The worst source domain is unknown, because clients validate on several together, in {runs}.",
+    "unvalidated": "The worst source domain is unknown, because no round validated one of them, in {runs}.",
 }
 GROUP_TEXTS = {
     POOLED: "not federated: one client holds all data, and sends nothing",

@@ -60,7 +60,7 @@ def plot_all(
                 prefix = f"{_file_name(name)}-"
             drawn = draw(part, name, comparison, by, layers)
             for key, figure in counted(drawn, "figures drawn:"):
-                stem = prefix + _file_name(key)
+                stem = _free_stem(prefix + _file_name(key), paths)
                 paths += _save(figure, out / stem)
     if not paths:
         raise UserError(f"{runs.source}: the records hold nothing to plot yet")
@@ -253,6 +253,17 @@ def _details(details: pd.DataFrame, name: str, layers: Sequence[str]) -> MaybeFi
 
 def _file_name(text: str) -> str:
     return re.sub(r"[^\w.=+-]+", "_", text).strip("_")
+
+
+def _free_stem(stem: str, paths: list[Path]) -> str:
+    """The name of a figure's files, with a number behind it where another figure of the same call has it."""
+    taken = {path.stem.lower() for path in paths}
+    name = stem
+    number = 2
+    while name.lower() in taken:
+        name = f"{stem}-{number}"
+        number += 1
+    return name
 
 
 def _mark(stem: str) -> str:

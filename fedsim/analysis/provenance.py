@@ -14,6 +14,7 @@ from fedsim.data.fingerprint import came_and_went
 from fedsim.data.shared_images import copy_texts
 from fedsim.data.tensor_records import recorded_unit
 from fedsim.records.differences import TESTED_KEYS, comparable_settings, differing_parts
+from fedsim.records.doubt import DOUBTS, KEY
 from fedsim.records.environment import PACKAGES, all_environments
 from fedsim.records.reading import Runs, run_environment
 from fedsim.settings.experiment import Experiment
@@ -227,6 +228,23 @@ def privacy_notes(recorded: Environments) -> list[str]:
     for text, runs in guarantees.items():
         notes.append(f"{_named(runs)}: {text}.")
     return notes
+
+
+def doubt_notes(recorded: Environments, metric: str) -> list[str]:
+    """Return a note on runs that fitted their doubt without some of their sources, for a metric that rests on it."""
+    if metric not in DOUBTS:
+        return []
+    named = []
+    for run, table in recorded.items():
+        doubt = table.get(KEY) or {}
+        missing = doubt.get("missing")
+        if missing:
+            names = ", ".join(missing)
+            named.append(f"{run} ({names})")
+    if not named:
+        return []
+    runs = ", ".join(named)
+    return [f"The sets and the temperature are fitted without some of the sources in {runs}."]
 
 
 def site_notes(recorded: Environments) -> list[str]:

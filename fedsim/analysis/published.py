@@ -60,7 +60,8 @@ FREE_KEYS = ("data.split_seed",)  # no part of a protocol: the images that a see
 SHOWN_DIFFERENCES = 4
 COLUMNS = ["label", "method", "source", "target", "mean", "std"]
 # The columns of a file of more papers that a user adds.
-NEEDED = ("paper", "dataset", "backbone", "method", "target_domain", "accuracy_percent", "std_percent")
+TEXTS = ("paper", "dataset", "backbone", "method", "target_domain")
+NEEDED = (*TEXTS, "accuracy_percent", "std_percent")
 
 
 @cache
@@ -343,13 +344,20 @@ def _read_added(file: Path) -> pd.DataFrame:
     if not file.is_file():
         raise UserError(f"--published {file}: no such file")
     try:
-        frame = pd.read_csv(file, keep_default_na=False, na_values=[""])
+        frame = pd.read_csv(
+            file,
+            keep_default_na=False,
+            na_values=[""],
+            dtype=dict.fromkeys(TEXTS, str),
+        )
     except ValueError as error:
         raise UserError(f"--published {file}: not a readable CSV file: {error}") from None
     lacking = [name for name in NEEDED if name not in frame]
     if lacking:
         columns = ", ".join(lacking)
         raise UserError(f"--published {file}: no column {columns}; needed: {', '.join(NEEDED)}")
+    for name in TEXTS:
+        frame[name] = frame[name].fillna("")
     for name in ("accuracy_percent", "std_percent"):
         numbers = pd.to_numeric(frame[name], errors="coerce")
         is_no_number = numbers.isna() & frame[name].notna()

@@ -21,8 +21,8 @@ def worst_validations(clients: pd.DataFrame, column: str) -> pd.Series:
         worst_t = min over domains d of  sum_{k in d} n_k v_tk / sum_{k in d} n_k
 
     v_tk is the validation of client k after round t, and n_k the number of its validation examples. Where less is
-    better, as of a loss, it is the maximum. NaN in rounds where a domain has none that has one in other rounds,
-    because that domain could be the worst one.
+    better, as of a loss, it is the maximum. NaN in rounds where a domain has none, because that domain could be the
+    worst one.
 
     >>> rows = {"round": [1, 1, 2, 2], "domain": ["a", "b"] * 2, "validation_examples": 10}
     >>> clients = pd.DataFrame({**rows, "validation_accuracy": [0.9, 0.2, 0.6, 0.5]})
@@ -33,6 +33,8 @@ def worst_validations(clients: pd.DataFrame, column: str) -> pd.Series:
     rows = rows.assign(total=rows[column] * rows["validation_examples"])
     sums = rows.groupby(["round", "domain"])[["total", "validation_examples"]].sum()
     by_domain = (sums["total"] / sums["validation_examples"]).unstack()
+    domains = clients["domain"].unique()
+    by_domain = by_domain.reindex(columns=domains)
     better = upwards(by_domain, column).min(axis=1, skipna=False)
     return upwards(better, column)
 
@@ -48,7 +50,9 @@ def with_worst_source(runs: Runs) -> Runs:
     """The runs with the columns `worst_round` and `worst_target_METRIC` in their summary.
 
     A run without a round whose worst source is known gets NaN there. So does one whose clients validate on several
-    domains together, and its `notes` say why. Raises UserError where rounds and clients were not read.
+    domains together, and one with a source that no round validated, and its `notes` say why.
+
+    Raises UserError where rounds and clients were not read.
     """
     summary = runs.summary
     if summary.empty:
@@ -57,19 +61,19 @@ def with_worst_source(runs: Runs) -> Runs:
         raise UserError(f"{runs.source}: the rule {WORST_SOURCE!r} needs rounds.csv and clients.csv of the runs")
     metric = task_of(summary, "best_validation_target_").metric
     rounds_of = dict(iter(runs.rounds.groupby("run")))
-    clients_of = dict(iter(runs.clients.groupby("run")))
+    clients_of = _clients_of_sources(runs)
     numbers = []
     values = []
     notes = dict(runs.notes)
     for run, is_pooled in zip(summary["run"], summary["pooled"]):
         clients = clients_of.get(run)
+        column = validation_of_clients(runs.experiments[run], metric)
         reason = "pooled data" if is_pooled else _reason_of_joined(runs, run)
         if reason:
             clients = None
-            texts = dict(notes.get(run, {}))
-            texts["joined"] = reason
-            notes[run] = texts
-        column = validation_of_clients(runs.experiments[run], metric)
+            _add_note(notes, run, "joined", reason)
+        elif missing := _never_validated(clients, column):
+            _add_note(notes, run, "unvalidated", missing)
         number, value = _selected(rounds_of.get(run), clients, column, metric)
         numbers.append(number)
         values.append(value)
@@ -92,6 +96,46 @@ def _reason_of_joined(runs: Runs, run: str) -> str:
     if data.clients < len(sources):
         return f"data.clients = {data.clients}"
     return ""
+
+
+def _clients_of_sources(runs: Runs) -> dict[str, pd.DataFrame]:
+    """The rows of clients.csv of each run, without that of an unseen domain which is on a site of its own."""
+    summary = runs.summary
+    targets = dict(zip(summary["run"], summary["target"]))
+    clients_of = {}
+    for run, clients in runs.clients.groupby("run"):
+        name = str(run)
+        is_source = clients["domain"] != targets.get(name)
+        clients_of[name] = clients[is_source]
+    return clients_of
+
+
+def _add_note(
+    notes: dict[str, dict[str, str]],
+    run: str,
+    kind: str,
+    text: str,
+) -> None:
+    """Add a note of a kind to those of a run."""
+    texts = dict(notes.get(run, {}))
+    texts[kind] = text
+    notes[run] = texts
+
+
+def _never_validated(clients: pd.DataFrame | None, column: str) -> str:
+    """The source domains of a run that no round validated; empty where there is none, or no validation at all."""
+    if clients is None or column not in clients:
+        return ""
+    counts = clients["validation_examples"]
+    has_value = clients[column].notna()
+    is_validated = has_value & (counts > 0)
+    validated = set(clients["domain"][is_validated])
+    if not validated:
+        return ""
+    domains = set(clients["domain"])
+    missing = domains - validated
+    names = sorted(missing)
+    return ", ".join(names)
 
 
 def _selected(

@@ -27,11 +27,22 @@ BINS = 1000  # of scores, of equal width, each with its upper end
 
 @dataclass(frozen=True)
 class Doubt:
-    """What was fitted: alpha (the share of sets that may miss the class), the temperature and the threshold q."""
+    """What was fitted: alpha (the share of sets that may miss the class), the temperature and the threshold q.
+
+    missing: the sources that did not answer
+    """
 
     alpha: float
     temperature: float
     threshold: float
+    missing: tuple[str, ...] = ()
+
+    @property
+    def remark(self) -> str:
+        """A sentence on the sources without which this is fitted; empty for none."""
+        if not self.missing:
+            return ""
+        return f"Not all sources answered: it is fitted without {', '.join(self.missing)}."
 
     def calibrated(self, probabilities: np.ndarray) -> np.ndarray:
         """Probabilities [N, M] at the temperature, of those that a softmax gave at temperature 1."""

@@ -98,6 +98,8 @@ def _doubt(model: TrainedModel, doubt: Doubt) -> list[str]:
         f"threshold {doubt.threshold:g} for sets of classes (1 - probability) that shall have the true class in "
         f"{share} of all cases. That holds for domains like the sources, and for no other.",
     ]
+    if doubt.remark:
+        lines.append(doubt.remark)
     summary = read_record(model.file.parent / "summary.csv")
     columns = ["target_coverage", "target_set_size"]
     if not summary.empty and set(columns) <= set(summary.columns):

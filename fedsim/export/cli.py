@@ -101,6 +101,8 @@ def predict(
     model = _model(run, which, trust)
     predictions = inference.predict(model, images)
     _note_cells(model, images)
+    if model.doubt:
+        _note(model.doubt.remark)
     headings = ["image" if model.plan.data.images else "row", *_headings(model)]
     table = Table(*map(escape, headings))
     for row in predictions.head(SHOWN).itertuples(index=False):

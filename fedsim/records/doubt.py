@@ -18,7 +18,9 @@ Doubted = tuple[Predictions, Doubt]
 def read_doubt(run: Path) -> Doubt | None:
     """The doubt that belongs to a run's `best.safetensors`; None where none was fitted."""
     record = read_environment(run).get(KEY)
-    return Doubt(record["alpha"], record["temperature"], record["threshold"]) if record else None
+    if not record:
+        return None
+    return Doubt(record["alpha"], record["temperature"], record["threshold"], tuple(record.get("missing", ())))
 
 
 def read_doubted(run: Path | str, select: str = DEFAULT_RULE) -> Doubted:

@@ -22,7 +22,7 @@ from fedsim.settings.experiment import Experiment
 from fedsim.tensors.arrays import state_to_record
 from strategies.fuse.private_mean import PrivateMean
 from strategies.server import Server
-from strategies.wire.doubt import sums_of_sources
+from strategies.wire.doubt import Sums, sums_of_sources
 
 DISCLOSED = (
     f"once, at the end: the slope of the validation loss at {GRIDS} x {POINTS} temperatures, and how many validation "
@@ -50,6 +50,9 @@ def refuse_doubt(experiment: Experiment, recipe: Recipe, bench: Benchmark) -> No
 def fit_doubt(server: Server, grid: Grid, folder: Path, round: int) -> JsonTable:
     """Returns what is recorded of the doubt of the model in `best.safetensors`; empty where no client could answer.
 
+    It is empty, too, where a client answered some of the questions about the temperature alone. Clients that did not
+    answer are recorded as `missing`.
+
     round: the last round, as whose further phase the clients are asked
     """
     file = folder / "best.safetensors"
@@ -59,26 +62,55 @@ def fit_doubt(server: Server, grid: Grid, folder: Path, round: int) -> JsonTable
         return {}
     model: ArrayRecord = state_to_record(load_file(file))
     server.exchange.begin(round)
+    answered: list[set[str]] = []  # the clients that gave slopes, of each grid
 
     def slopes_at(temperatures: np.ndarray) -> np.ndarray:
         """Returns the slopes of the validation loss at these temperatures, summed over the clients."""
         replies = sums_of_sources(server, grid, model, {"temperatures": temperatures.tolist()})
-        slopes = np.zeros(len(temperatures))
-        for sums, _ in replies.values():
-            slopes = slopes + sums["slopes"]
-        return slopes
+        answered.append(set(replies))
+        return _summed(replies, "slopes", np.zeros(len(temperatures)))
 
     temperature = fit_temperature(slopes_at)
+    if not _are_alike(answered):
+        logger.warning("run.doubt: not all questions were answered by the same clients, so that nothing is fitted")
+        return {}
     replies = sums_of_sources(server, grid, model, {"temperature": temperature})
-    counts = np.zeros(BINS, np.int64)
-    for sums, _ in replies.values():
-        counts = counts + sums["counts"]
+    counts = _summed(replies, "counts", np.zeros(BINS, np.int64))
     if not counts.sum():
         logger.warning("run.doubt: no client answered, so that nothing is fitted")
         return {}
     examples = {client: count for client, (_, count) in replies.items()}
-    threshold = threshold_of(counts, alpha)
-    return {"alpha": alpha, "temperature": temperature, "threshold": threshold, "examples": examples}
+    record: JsonTable = {
+        "alpha": alpha,
+        "temperature": temperature,
+        "threshold": threshold_of(counts, alpha),
+        "examples": examples,
+    }
+    missing = _without(server, answered[0] & replies.keys())
+    if missing:
+        record["missing"] = missing
+    return record
+
+
+def _summed(replies: dict[str, Sums], name: str, total: np.ndarray) -> np.ndarray:
+    """Returns the sums of this name of all clients, added to `total`."""
+    for sums, _ in replies.values():
+        total = total + sums[name]
+    return total
+
+
+def _without(server: Server, answered: set[str]) -> list[str]:
+    """Returns the clients that did not answer all questions, and logs their names."""
+    missing = [client for client in server.exchange.clients if client not in answered]
+    if missing:
+        logger.warning("run.doubt: it is fitted without %s, which did not answer", ", ".join(missing))
+    return missing
+
+
+def _are_alike(answered: list[set[str]]) -> bool:
+    """Returns whether the same clients answered each grid: the next one lies where the slope of these is 0."""
+    first = answered[0]
+    return bool(first) and all(clients == first for clients in answered)
 
 
 def doubt_columns(folder: Path, round: int | None) -> Row:

@@ -32,7 +32,7 @@ from fedsim.settings.experiment import Experiment, parse_override, read_experime
 from fedsim.studies.arms import Arm, arm_table, command, compare_command, plan_arm, plan_arms
 from fedsim.studies.axes import Axes
 from fedsim.studies.budget import Budget
-from fedsim.studies.candidates import Base, Candidate, FirstFold, without
+from fedsim.studies.candidates import Base, Candidate, FirstFold, Options, without
 from fedsim.studies.loop import carry_out
 from fedsim.studies.plan import Cell, Readers, plan_cells, readers
 from fedsim.studies.reports import given_settings, nested, percent, rows_of_others
@@ -440,9 +440,14 @@ def show_winner(study: CombinationSearch, unseen: Unseen) -> list[Arm]:
 def show_arms(study: CombinationSearch, unseen: Unseen, winner: Candidate) -> list[Arm]:
     """Print the outer run as a table and as commands; returns its arms."""
     say("The score chose the winner, so that it is too favourable. The outer run, on fresh seeds and at the same cost:")
-    candidates = [outcome.candidate for outcome in unseen.last.values()]
-    singles = [candidate.options for candidate in candidates if len(candidate.options) == 1]
-    arms = plan_arms(study.base, unseen.target, winner.options, next(iter(singles), ()))
+    single: Options = ()
+    for outcome in unseen.last.values():
+        options = outcome.candidate.options
+        has_score = outcome.score is not None
+        if has_score and len(options) == 1:
+            single = options
+            break
+    arms = plan_arms(study.base, unseen.target, winner.options, single)
     console.print(arm_table(arms))
     say(f"cost of a step: {step_costs()[1]}; the costs of the parts are added, and an update multiplies them")
     for arm in arms:

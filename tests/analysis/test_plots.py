@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from invented import pacs_experiment, write_run
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from fedsim.analysis import compare
@@ -221,3 +222,13 @@ def test_lines_break_where_a_client_was_not_drawn_and_not_where_nobody_was(tmp_p
     frame = pd.DataFrame({"round": [2, 4, 6], "client": "art", "gap": [0.1, 0.2, 0.3], "label": "a", "target": "b"})
     figure = metric_over_rounds(frame.assign(run="x", seed=0), "gap", "crowd")
     assert list(line_of(figure, "art").get_ydata()) == [0.1, 0.2, 0.3]
+
+
+def test_two_names_that_are_one_file_name_are_two_pictures(tmp_path, monkeypatch):
+    """Labels differ in signs that no file name has; the second picture replaced the first one."""
+    write_run(tmp_path, pacs_experiment("fedavg"))
+    figures = [("one-a/b", Figure()), ("one-a b", Figure())]
+    monkeypatch.setattr("fedsim.analysis.plots.draw", lambda *arguments: iter(figures))
+    drawn = plot_all(read_runs(tmp_path), tmp_path / "plots")
+    assert [file.name for file in drawn] == ["one-a_b.png", "one-a_b.svg", "one-a_b-2.png", "one-a_b-2.svg"]
+    assert all(file.is_file() for file in drawn)

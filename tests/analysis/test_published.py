@@ -7,7 +7,15 @@ from invented import PACS, notes_of, one_each, pacs_experiment, table_of_runs
 
 from fedsim.analysis import compare
 from fedsim.analysis.agreement import _counts, against_fedavg, agreement, order_notes
-from fedsim.analysis.published import PROTOCOLS, domain_key, printed_numbers, protocol_of, published_rows, setting
+from fedsim.analysis.published import (
+    PROTOCOLS,
+    added_rows,
+    domain_key,
+    printed_numbers,
+    protocol_of,
+    published_rows,
+    setting,
+)
 from fedsim.methods.table import METHODS
 from fedsim.settings.experiment import read_experiment
 
@@ -64,6 +72,19 @@ def test_other_settings_match_nothing(change):
     experiment = pacs_experiment(**change)
     assert setting(experiment) is None
     assert published_rows(experiment, ["fedavg", "csac"], [*PACS, *ROTATED]).empty
+
+
+def test_a_file_of_more_papers_may_have_names_that_are_numbers(tmp_path):
+    """Domains and papers are texts, also where a whole column is numbers; a row without a domain is of none."""
+    head = "paper,dataset,backbone,method,target_domain,accuracy_percent,std_percent\n"
+    line = "2024,rotated-mnist,digits-cnn,FedAvg,{},90,1\n"
+    file = tmp_path / "more.csv"
+    file.write_text(head + line.format(15) + line.format(30))
+    rows, _ = added_rows(file, pacs_experiment(**rotated()), ["fedavg"], ROTATED)
+    assert rows[["source", "target"]].to_numpy().tolist() == [["2024", "15"], ["2024", "30"]]
+    file.write_text(head + line.format(15) + line.format(""))
+    rows, _ = added_rows(file, pacs_experiment(**rotated()), ["fedavg"], ROTATED)
+    assert list(rows["target"]) == ["15"]
 
 
 def shipped(method="fedavg", target="photo", preset="csac", overrides=()):

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from support import run_small, small_experiment
+from support import run_small, small_experiment, tiny_experiment
 
 from fedsim.analysis import compare
 from fedsim.analysis.worst_source import with_worst_source, worst_validations
@@ -43,6 +43,31 @@ def test_a_round_without_one_of_the_sources_has_no_worst():
     assert worst.to_dict() == pytest.approx({1: 0.5, 2: np.nan, 3: 0.7}, nan_ok=True)
 
 
+def test_a_source_that_no_round_validated_could_be_the_worst():
+    accuracy = [0.8, 0.4, np.nan, 0.9, 0.9, np.nan, 0.7, 0.6, np.nan]
+    assert worst_validations(clients(validation_accuracy=accuracy), "validation_accuracy").isna().all()
+
+
+def test_a_run_with_a_source_that_no_round_validated_has_no_worst(tmp_path):
+    """Otherwise the worst of two sources would stand next to the worst of three. A note names the source."""
+    run, _ = run_small(tiny_experiment(tmp_path, run={"on_client_failure": "continue"}), tamper=no_validation)
+    assert pd.read_csv(run / "clients.csv").query("domain == 'rot15'")["validation_accuracy"].isna().all()
+    run_small(tiny_experiment(tmp_path, run={"on_client_failure": "continue", "seed": 1}))
+    comparison = compare(read_runs(tmp_path / "small"), "worst")
+    assert comparison.table.set_index("seed")["accuracy"].isna().to_dict() == {0: True, 1: False}
+    (note,) = [text for text in comparison.notes if "worst source" in text]
+    assert note.startswith("The worst source domain is unknown, because no round validated one of them, in ")
+    assert note.endswith("seed0 (rot15).")
+
+
+def no_validation(message, reply):
+    """The reply of a client, whose validation says of rot15 that it has no examples."""
+    config = message.content["config"]
+    if message.metadata.message_type.startswith("evaluate") and config["client"] == "rot15":
+        reply.content["metrics"]["num-examples"] = 0
+    return reply
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Two runs of three rounds, whose records are then written by hand."""
@@ -59,7 +84,8 @@ def folder(tmp_path_factory):
             at[3] = (0.5, 0.4, 0.35)  # the worst: .35
         for number, values in at.items():
             rows.loc[rows["round"] == number, "validation_accuracy"] = values
-        rows.to_csv(run / "clients.csv", index=False)
+        site = pd.DataFrame({"round": [1, 2, 3], "client": "rot45", "domain": "rot45", "evaluation_seconds": 1.0})
+        pd.concat([rows, site]).to_csv(run / "clients.csv", index=False)  # of a target on a site of its own
     return output / "small"
 
 

@@ -224,6 +224,49 @@ def test_refused_sums(tmp_path, change, reason):
     assert list(json.loads((folder / "environment.json").read_text())["doubt"]["examples"]) == ["rot0", "rot30"]
 
 
+def without_sums(clients, questions):
+    """A function that damages the replies of these clients to some of the questions, which are counted from 0."""
+    asked = dict.fromkeys(clients, 0)
+
+    def tamper(message, reply):
+        config = message.content["config"]
+        if config["phase"] == "doubt" and config["client"] in clients:
+            if asked[config["client"]] in questions:
+                reply.content["doubt"] = state_to_record({"none": np.zeros(1)})
+            asked[config["client"]] += 1
+        return reply
+
+    return tamper
+
+
+def test_a_source_that_did_not_answer_is_named(tmp_path, caplog):
+    """What is fitted is no promise about its domain: the log, the comparison and the card say so."""
+    close_workspaces()
+    settings = {"doubt": 0.1, "on_client_failure": "continue"}
+    folder, _ = run_small(tiny_experiment(tmp_path, run=settings), tamper=without_sums(["rot15"], range(4)))
+    record = json.loads((folder / "environment.json").read_text())["doubt"]
+    assert record["missing"] == ["rot15"]
+    assert "run.doubt: it is fitted without rot15, which did not answer" in caplog.text
+    runs = read_runs(folder)
+    (note,) = [text for text in compare(runs, metric="coverage").notes if "rot15" in text]
+    assert note == "The sets and the temperature are fitted without some of the sources in seed0 (rot15)."
+    assert not any("rot15" in text for text in compare(runs).notes)
+    assert "Not all sources answered: it is fitted without rot15." in card(fedsim.load(folder))
+
+
+@pytest.mark.parametrize(
+    ("lost", "questions"),
+    [(["rot15"], [0]), (["rot15"], [1, 2]), (["rot0", "rot15", "rot30"], [0]), (["rot0", "rot15", "rot30"], [1])],
+)
+def test_a_temperature_between_the_sums_of_unlike_sources_is_not_fitted(tmp_path, caplog, lost, questions):
+    """The second grid lies between two temperatures of the first, where the slope of fewer sources need not be 0."""
+    close_workspaces()
+    settings = {"doubt": 0.1, "on_client_failure": "continue"}
+    folder, _ = run_small(tiny_experiment(tmp_path, run=settings), tamper=without_sums(lost, questions))
+    assert read_doubt(folder) is None
+    assert "run.doubt: not all questions were answered by the same clients, so that nothing is fitted" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("method", "more", "reason"),
     [

@@ -3,6 +3,7 @@ search."""
 
 import functools
 import shutil
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -16,6 +17,7 @@ from fedsim.methods.assembly import assemble
 from fedsim.methods.recipe import SLOTS
 from fedsim.records import read_runs
 from fedsim.settings.experiment import parse_override, read_experiment
+from fedsim.studies import combinations
 from fedsim.studies.arms import command, option_cost, plan_arms, step_cost
 from fedsim.studies.candidates import draw, find_options, overrides_of
 from fedsim.studies.combinations import Combination, plan_combinations
@@ -162,3 +164,18 @@ def test_a_domain_that_is_called_like_a_missing_value_or_a_number_keeps_its_name
     (panel,) = figure.axes
     assert (panel.get_title(), len(panel.get_lines())) == ("without NA", 1)
     assert [text.get_text() for text in panel.get_xticklabels()] == ["rung 1\nfolds: 1"]
+
+
+def test_a_single_part_without_a_score_is_not_the_best_one(monkeypatch):
+    """A part whose cells failed has no score; it was named where no single part had one."""
+    given = []
+    monkeypatch.setattr(combinations, "plan_arms", lambda base, target, winner, single: given.append(single) or [])
+    monkeypatch.setattr(combinations, "compare_command", lambda *arguments: "")
+    study = SimpleNamespace(base=None, fresh_seeds=[1])
+    one, other = ("a",), ("b",)
+    for scores in ((None, None), (None, 0.5)):
+        outcomes = [SimpleNamespace(candidate=SimpleNamespace(options=options), score=score)
+                    for options, score in zip((one, other), scores)]  # fmt: skip
+        unseen = SimpleNamespace(target="t", last=dict(enumerate(outcomes)))
+        combinations.show_arms(study, unseen, SimpleNamespace(options=("a", "b")))
+    assert given == [(), other]
