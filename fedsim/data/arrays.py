@@ -59,6 +59,7 @@ from fedsim.settings.plugins import called, load
 
 SUFFIXES = (*TABLES, ".npz")
 ARRAYS = ("label", "domain", "split", "group")  # of an .npz file, next to x
+OF_NPZ = ("domain", "split", "group")  # keys of data.columns that a run's .npz files have where they are given
 KEPT = 4  # opened data sets that a process keeps in memory
 Form = tuple[tuple[int, ...], tuple[str, ...], int]  # of an example: shape, features, and numbers among them
 Piece = tuple[Path, TextTable]  # a file, and some of its rows
@@ -451,9 +452,12 @@ def _open_npz(data: DataSettings, files: Sequence[Path]) -> Opened:
     return _checked(domains, names, where)
 
 
-def _read_npz(file: Path, data: DataSettings) -> dict[str, Examples]:
-    """The examples of a file's domains; without `domain` there is one, called like the file."""
-    arrays = _named_arrays(file, data)
+def _read_npz(file: Path, data: DataSettings, needed: Sequence[str] = OF_NPZ) -> dict[str, Examples]:
+    """The examples of a file's domains; without `domain` there is one, called like the file.
+
+    needed: the keys of `data.columns` whose arrays may not be missing where they are named
+    """
+    arrays = _named_arrays(file, data, needed)
     values = _finite_values(arrays["x"], file)
     has_targets = data.task in OF_TENSORS
     texts = {}
@@ -487,8 +491,8 @@ def _by_domain(examples: Examples, domains: np.ndarray) -> dict[str, Examples]:
     return by_domain
 
 
-def _named_arrays(file: Path, data: DataSettings) -> dict[str, np.ndarray]:
-    """The arrays of a file under our names; UserError where they do not fit.
+def _named_arrays(file: Path, data: DataSettings, needed: Sequence[str]) -> dict[str, np.ndarray]:
+    """The arrays of a file under our names; UserError where they do not fit, and where a needed one is missing.
 
     `data.columns` may give label, domain and split other names, and alone says which array has groups.
     """
@@ -499,7 +503,7 @@ def _named_arrays(file: Path, data: DataSettings) -> dict[str, np.ndarray]:
         if name in names or name not in ARRAYS:  # one called label is not the label where the settings name another
             ours = names.get(name, name)
             arrays[ours] = array
-    for name in ("domain", "split", "group"):
+    for name in needed:
         array_name = data.column(name, "")
         if array_name and array_name not in stored:
             hint = f"{nearest(array_name, stored)}it has: {', '.join(stored)}"
@@ -776,7 +780,7 @@ def _read_labelled_npz(file: Path, data: DataSettings, bench: Benchmark) -> Labe
     columns = {name: column for name, column in data.columns.items() if name != "group"}
     without_groups = data.model_copy(update={"columns": columns})
     labelled = {}
-    for domain, examples in _read_npz(file, without_groups).items():
+    for domain, examples in _read_npz(file, without_groups, needed=()).items():
         shape = examples.values.shape[1:]
         if shape != bench.shape:
             raise UserError(f"{file}: examples have the shape {list(shape)}, and this model takes {list(bench.shape)}")
