@@ -235,8 +235,7 @@ def target_column(plan: PlannedSearch, rule: str) -> str:
 
 def write_tuned(plans: Sequence[PlannedSearch], rows: Sequence[dict[str, Any]]) -> Path:
     """Write search.csv with all draws and tuned.csv with the choices into one folder; returns tuned.csv."""
-    for plan in plans:
-        write_trials(plan)
+    write_trials(plans)
     file = plans[0].folder / FILE
     atomic_write(file, csv_text(list(rows[0]), rows))
     return file

@@ -142,7 +142,7 @@ class PlannedSearch(Study):
         return table
 
     def report(self) -> None:
-        write_trials(self)
+        write_trials([self])
         show_result(self)
 
     def read(self) -> None:
@@ -469,13 +469,14 @@ def trial_rows(plan: PlannedSearch) -> list[dict[str, Any]]:
     return rows
 
 
-def write_trials(plan: PlannedSearch) -> None:
-    """Write search.csv into the experiment's folder.
+def write_trials(plans: Sequence[PlannedSearch]) -> None:
+    """Write search.csv into the experiment's folder, with the rows of all these searches in their order.
 
-    The rows of other searches (with another method, space or setting) are kept.
+    The rows of other searches (with another method, space or setting) are kept. All rows are written at once, so that
+    two processes that end together write the same file.
     """
-    file = plan.folder / "search.csv"
-    rows = trial_rows(plan)
+    file = plans[0].folder / "search.csv"
+    rows = [row for plan in plans for row in trial_rows(plan)]
     rows = [*rows_of_others(file, NAMES[:2], rows), *rows]
     settings: dict[str, None] = {}
     for row in rows:

@@ -1,5 +1,6 @@
 """The space of a search: its draws, the arithmetic of scores and ranks, and what is refused."""
 
+import csv
 import math
 import re
 from dataclasses import replace
@@ -191,16 +192,16 @@ def test_the_best_trial_is_printed_in_words_that_can_be_pasted(tmp_path, capsys)
 
 def test_search_csv_has_all_trials_and_keeps_other_searches(tmp_path):
     """A continued search replaces its own rows; another space, method or setting is another search."""
-    write_trials(searched(tmp_path, [0.5], ["failed"]))
+    write_trials([searched(tmp_path, [0.5], ["failed"])])
     file = tmp_path / "digits" / "search.csv"
-    write_trials(searched(tmp_path, [0.5], ["failed"], [0.75]))
+    write_trials([searched(tmp_path, [0.5], ["failed"], [0.75])])
     table = pd.read_csv(file).fillna({"rank": 0, "score": 0})
     assert table[["trial", "outcome", "rank", "score"]].to_numpy().tolist() == [
         [0, "scored", 2, 0.5], [1, "failed", 0, 0], [2, "scored", 1, 0.75],
     ]  # fmt: skip
     assert set(table["scored_by"]) == {"mean_validation_accuracy"}
     assert not [name for name in table if "target" in name]
-    write_trials(searched(tmp_path, [0.5], [0.25], seed=1))
+    write_trials([searched(tmp_path, [0.5], [0.25], seed=1)])
     assert len(pd.read_csv(file)) == 5
     planned, names = searched(tmp_path, [0.5]), []
     for own, preset in (([], ""), (["train.rounds=2", "data.fraction=0.5", "train.rounds=3"], ""), (["a=1"], "csac")):
@@ -210,6 +211,17 @@ def test_search_csv_has_all_trials_and_keeps_other_searches(tmp_path):
     assert names[1:] == [f"{names[0]}; data.fraction=0.5; train.rounds=3", f"{names[0]}; preset=csac; a=1"]
     planned.search = replace(planned.search, pruner="median")  # which takes scores away
     assert search_text(planned) == f"{names[-1]}; pruner median"
+
+
+def test_several_searches_are_written_at_once(tmp_path, monkeypatch):
+    """A writer of one search after the other could take turns with a second process, and mix their order."""
+    first, second = searched(tmp_path, [0.5]), searched(tmp_path, [0.75], seed=1)
+    write_trials([second])
+    texts = []
+    monkeypatch.setattr("fedsim.studies.search.atomic_write", lambda file, text: texts.append(text))
+    write_trials([first, second])
+    (text,) = texts
+    assert [row["score"] for row in csv.DictReader(text.splitlines())] == ["0.5", "0.75"]
 
 
 def test_a_search_from_end_to_end(tmp_path, in_this_process):
