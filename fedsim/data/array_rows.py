@@ -27,6 +27,14 @@ EMBEDDED = {
     )
 }
 
+
+def usual_columns(dataset: str) -> Mapping[str, str]:
+    """The names of the columns of labels and domains where `data.columns` has none; empty for a user's own table."""
+    if dataset not in EMBEDDED:
+        return {}
+    return EMBEDDED[dataset].columns
+
+
 MAPPING = Benchmark(
     name=PARTITIONED,
     title="Datasets by domain",

@@ -756,10 +756,7 @@ def read_labelled(file: Path, data: DataSettings, bench: Benchmark) -> Labelled:
         raise UserError(f"no file {file}; name a table of labelled rows ({', '.join(SUFFIXES)})")
     if _is_npz(file):
         return _read_labelled_npz(file, data, bench)
-    usual: Mapping[str, str] = {}
-    if bench.name in EMBEDDED:
-        usual = EMBEDDED[bench.name].columns
-    columns = recorded_columns(file, data, bench, usual)
+    columns = recorded_columns(file, data, bench)
     table = read_table(file)
     refuse_blank_rows(file)
     columns = with_features(columns, table.columns, file)

@@ -22,6 +22,7 @@ import numpy as np
 
 from fedsim.common.errors import UserError, nearest
 from fedsim.common.tasks import MULTI_LABEL
+from fedsim.data.array_rows import usual_columns
 from fedsim.data.findings import Finding, joined_names
 from fedsim.data.label_findings import number_findings, spelling_findings
 from fedsim.data.names import composed, plain
@@ -441,28 +442,32 @@ def class_order(name: str) -> tuple[int, str]:
     return 2**62, name
 
 
-def read_rows(file: Path, data: DataSettings, bench: Benchmark) -> np.ndarray:
-    """The rows of a table without labels as float32 [N, D], with the features that a run had; see `encode`.
+def read_rows(file: Path, data: DataSettings, bench: Benchmark) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (the rows of a table without labels as float32 [N, D], with the features that a run had; their domains).
+
+    `encode` says what a row becomes. The domains [N] are texts, which are empty where the table does not name any.
 
     bench: the data set of the run, whose features name the values of every column of categories
     Raises UserError for another data set, and for a table that lacks a column.
     """
-    columns = recorded_columns(file, data, bench, {})
+    columns = recorded_columns(file, data, bench)
     table = read_table(file)
     refuse_blank_rows(file)
     columns = with_features(columns, table.columns, file)
-    return encode(table, columns, data.missing, str(file))
+    domains = np.full(len(table), "")
+    if columns.domain in table:
+        domains = text_of_names(table[columns.domain])
+    return encode(table, columns, data.missing, str(file)), domains
 
 
-def recorded_columns(file: Path, data: DataSettings, bench: Benchmark, usual: Mapping[str, str]) -> Columns:
+def recorded_columns(file: Path, data: DataSettings, bench: Benchmark) -> Columns:
     """The columns of a run, without that of groups, with the features and categories that its data set had.
 
-    usual: the names of label and domain where the settings have none
     Raises UserError for a data set that was no table; `file` is the one that was to be read.
     """
     if not bench.features:
         raise UserError(f"{file}: this model takes tensors of the shape {list(bench.shape)}, which no table has")
-    columns = columns_of(data, usual)
+    columns = columns_of(data, usual_columns(bench.name))
     categories = {}
     for name in columns.categories:
         prefix = f"{name}="
@@ -482,7 +487,7 @@ def cell_notes(file: Path, data: DataSettings, bench: Benchmark, scale: "Scale |
     Raises UserError for a table that lacks a column of the run.
     """
     table = read_table(file)
-    columns = with_features(recorded_columns(file, data, bench, {}), table.columns, file)
+    columns = with_features(recorded_columns(file, data, bench), table.columns, file)
     notes: list[tuple[int, str]] = []
     for name in columns.features:
         cells = table[name]

@@ -48,9 +48,9 @@ def refuse_equal_domains(bench: Benchmark, prints: Mapping[str, Mapping]) -> Non
         domain = domain_of(name)
         first = owners.setdefault(print_of_client[key], domain)
         if first != domain:
-            images = f"{print_of_client['images']:,} images"
+            examples = f"{print_of_client['images']:,} {bench.unit}"
             raise UserError(
-                f"the domains {first!r} and {domain!r} of {bench.title} have the same {images} with the same labels; "
+                f"the domains {first!r} and {domain!r} of {bench.title} have the same {examples} with the same labels; "
                 "remove one of them, or leave it out by data.domains"
             )
 

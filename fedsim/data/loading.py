@@ -246,6 +246,15 @@ def read_whole(read: Reader, domain: str) -> Images:
     return _own_scale(read, domain, images, rows), labels
 
 
+def read_source(read: Reader, domain: str) -> Images:
+    """The images and labels of a domain that trains; with data.scale = "site" scaled by its training rows."""
+    images, labels = read_images(read, domain)
+    rows = np.arange(len(images))
+    if scale_rule(read.data, read.found) == "site":
+        rows, _ = split_of_domain(read, domain, labels)
+    return _own_scale(read, domain, images, rows), labels
+
+
 def _own_scale(
     read: Reader,
     domain: str,

@@ -17,7 +17,7 @@ from fedsim.common.files import write_figure
 from fedsim.common.seeding import numpy_rng
 from fedsim.data import Benchmark, benchmark
 from fedsim.data.augment import Scaler, Transforms, make_transforms
-from fedsim.data.loading import read_whole
+from fedsim.data.loading import read_source, read_whole, source_domains
 from fedsim.data.reader import reader
 from fedsim.data.scaling import Scale, scale_of_features
 from fedsim.data.tensor_records import recorded_scale
@@ -56,8 +56,11 @@ def domain_features(
     features: list[np.ndarray] = []
     classes: list[np.ndarray] = []
     domains: list[np.ndarray] = []
+    sources = source_domains(experiment.data, experiment.run.target, data)
     for index, domain in enumerate(data.domains):
-        images, labels = read_whole(reader(experiment.data, data), domain)
+        trains = domain in sources and not data.test_apart
+        read_domain = read_source if trains else read_whole
+        images, labels = read_domain(reader(experiment.data, data), domain)
         order = numpy_rng(experiment.run.seed, "features", domain).permutation(len(labels))
         chosen = np.sort(order[:per_domain])
         classes.append(labels[chosen])

@@ -277,14 +277,37 @@ def _table(model: TrainedModel, files: list[Path]) -> pd.DataFrame:
     return _predictions(model, names, probabilities[np.argsort(order)])
 
 
-@torch.inference_mode()
 def _table_of_rows(model: TrainedModel, file: Path) -> pd.DataFrame:
     """Predictions of the rows of a table, called by the table and the row in it as an editor counts.
 
+    As in `evaluate_rows`, a domain is standardized by its own rows with data.scale = 'site', and a transductive rule
+    adapts to each domain separately. A table without a column of domains is one domain.
+    Raises UserError for a row without a domain in a table where this matters.
+    """
+    rows, domains = read_rows(file, model.experiment.data, model.plan.data)
+    names = np.array([f"{file}, row {number}" for number in range(2, len(rows) + 2)], dtype=object)
+    apart = scale_rule(model.experiment.data, model.plan.data) == "site" or model.inference_rule.transductive
+    if not apart:
+        domains = np.full(len(rows), "")
+    present = sorted(set(domains))
+    if "" in present[:-1]:
+        row = names[domains == ""][0]
+        raise UserError(f"{row}: its domain is empty, and others are not; name it, because the model looks at all "
+                        "rows of a domain together")  # fmt: skip
+    tables = []
+    for domain in present:
+        places = np.flatnonzero(domains == domain)
+        table = _table_of_domain(model, rows[places], list(names[places]))
+        tables.append(table.set_index(places))
+    return pd.concat(tables).sort_index()
+
+
+@torch.inference_mode()
+def _table_of_domain(model: TrainedModel, rows: np.ndarray, names: list[str]) -> pd.DataFrame:
+    """Predictions of the rows [N, D] of one domain, which are called `names` [N].
+
     The rows come in the order and in the batches of `evaluate_rows`, on which some rules depend.
     """
-    rows = read_rows(file, model.experiment.data, model.plan.data)
-    names = [f"{file}, row {number}" for number in range(2, len(rows) + 2)]
     values = _scaled(model, rows, names)
     order = model.ordered(np.arange(len(values)))
     if model.inference_rule.transductive:

@@ -30,6 +30,7 @@ from fedsim.settings.experiment import read_experiment
 from fedsim.studies.budget import Budget
 from fedsim.studies.loop import carry_out
 from fedsim.studies.plan import Cell, readers
+from fedsim.studies.reports import rows_of_others
 from fedsim.studies.sampler import RANDOM, check_sampler
 from fedsim.studies.scores import ranking
 from fedsim.studies.search import (
@@ -40,6 +41,7 @@ from fedsim.studies.search import (
     plan_search,
     plan_table,
     say_without_effect,
+    search_text,
     values_of,
     write_trials,
 )
@@ -176,6 +178,7 @@ def tuned_row(plan: PlannedSearch, rule: str = DEFAULT_RULE) -> dict[str, Any]:
     different = different_trials(plan)
     return {
         "method": plan.search.method,
+        "search": search_text(plan),
         "target": run.target,
         "seed": run.seed,
         "draw": trial.number if trial else None,
@@ -234,10 +237,14 @@ def target_column(plan: PlannedSearch, rule: str) -> str:
 
 
 def write_tuned(plans: Sequence[PlannedSearch], rows: Sequence[dict[str, Any]]) -> Path:
-    """Write search.csv with all draws and tuned.csv with the choices into one folder; returns tuned.csv."""
+    """Write search.csv with all draws and tuned.csv with the choices into one folder; returns tuned.csv.
+
+    The rows of other searches (with another method, space or setting) are kept in both.
+    """
     write_trials(plans)
     file = plans[0].folder / FILE
-    atomic_write(file, csv_text(list(rows[0]), rows))
+    others = rows_of_others(file, ("method", "search"), rows)
+    atomic_write(file, csv_text(list(rows[0]), [*others, *rows]))
     return file
 
 

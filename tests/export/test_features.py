@@ -13,6 +13,7 @@ from untrained_run import untrained_run
 import fedsim
 from fedsim.analysis.report import feature_pictures
 from fedsim.common.errors import UserError
+from fedsim.data.loading import load_client
 from fedsim.export.card import card
 from fedsim.export.cli import export
 from fedsim.export.features import domain_features, extractor, plot_features
@@ -21,6 +22,7 @@ from fedsim.export.trained import trained_net
 from fedsim.models.infer.base import EvalMode
 from fedsim.records import read_runs
 from fedsim.runs.plan import resolve
+from fedsim.settings.experiment import read_experiment
 
 
 def test_picture_and_its_place_in_the_report(tmp_path):
@@ -37,6 +39,24 @@ def test_picture_and_its_place_in_the_report(tmp_path):
     (picture,) = feature_pictures(read_runs(run.parents[2]))
     assert picture.caption == "t-SNE of features by class and by domain: fedavg/rot45/seed0"
     assert picture.source.startswith("data:image/png;base64,")
+
+
+def test_a_source_has_the_scale_of_its_training_rows(tmp_path):
+    """The features of a linear model are its inputs; b trained on some of its rows, and a was unseen."""
+    table = pd.DataFrame({"x": np.arange(24.0) ** 2, "label": ["u", "v"] * 12, "site": ["a"] * 12 + ["b"] * 12})
+    table.to_csv(tmp_path / "t.csv", index=False)
+    given = [
+        "data.dataset=arrays", f"data.root={tmp_path / 't.csv'}", "data.columns={features=['x'], domain='site'}",
+        "data.scale=site", "model.backbone=linear", "run.target=a", f"run.output={tmp_path}", "train.rounds=1",
+    ]  # fmt: skip
+    experiment = read_experiment("digits", given)
+    run, _ = run_small(experiment)
+    features, _, domains = domain_features(experiment, run / "best.safetensors", 12)
+    for index, domain in enumerate("ab"):
+        values = table["x"][table["site"] == domain].to_numpy()
+        rows = load_client(experiment.data, "b", "a").train if domain == "b" else slice(None)
+        scaled = (values - values[rows].mean()) / values[rows].std()
+        np.testing.assert_allclose(features[domains == index, 0], scaled, rtol=1e-5)
 
 
 SMALL = {"fraction": 0.03, "domains": ["rot0", "rot15", "rot45"]}

@@ -194,6 +194,27 @@ def test_rows_are_predicted_in_the_batches_in_which_they_are_evaluated(tmp_path,
     pd.testing.assert_frame_equal(predicted, in_order[predicted.columns])
 
 
+@pytest.mark.parametrize("rule", ["data.scale=site", "method.infer=t3a"])
+def test_the_domains_of_a_table_are_predicted_separately(tmp_path, rule):
+    """Standardized together, the rows of the domain with the small values would all be of one class."""
+    columns = "data.columns={features=['x', 'p'], domain='site'}"
+    model = trained(tmp_path, "uv", [[-1.0, 0.5], [1.0, -0.5]], rule, columns)
+    draws = np.random.default_rng(0)
+    rows = pd.DataFrame(draws.normal(size=(60, 2)), columns=["x", "p"])
+    rows["label"] = draws.choice(["u", "v"], 60)
+    rows["site"] = draws.choice(["here", "there"], 60)
+    rows.loc[rows["site"] == "there", "x"] += 9
+    rows.to_csv(tmp_path / "new.csv", index=False)
+    _, evaluated = evaluate_rows(model, tmp_path / "new.csv")
+    predicted = predict(model, [tmp_path / "new.csv"])
+    assert list(predicted["image"]) == [f"{tmp_path / 'new.csv'}, row {number}" for number in range(2, 62)]
+    in_order = evaluated.set_index("image").loc[predicted["image"]].reset_index()
+    pd.testing.assert_frame_equal(predicted, in_order[predicted.columns])
+    file = written(tmp_path / "some.csv", "x,p,site\n1,0,here\n2,1,\n3,1,here\n")
+    with pytest.raises(UserError, match=re.escape(f"{file}, row 3: its domain is empty")):
+        predict(model, [file])
+
+
 def test_an_empty_cell_that_nothing_replaces_is_refused(tmp_path):
     """The output of such a row is no number, of which the first class would be the greatest."""
     model = trained(tmp_path, "uv", [[-1.0], [1.0]])

@@ -1,5 +1,7 @@
 """Sweeps with draws: the protocol from end to end, the choice by hand, and Optuna's samplers."""
 
+import dataclasses
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,7 +12,7 @@ from fedsim.common.errors import UserError
 from fedsim.data.digits import Digits
 from fedsim.records.selection import RULES
 from fedsim.settings.experiment import read_experiment
-from fedsim.studies.draws import tuned_row, tuned_table
+from fedsim.studies.draws import tuned_row, tuned_table, write_tuned
 from fedsim.studies.plan import Cell
 from fedsim.studies.sampler import pruned_rounds, suggest
 from fedsim.studies.search import PlannedSearch, Search, Trial
@@ -87,6 +89,15 @@ def searched(folder, scores, targets, steps=10):
         trials.append(Trial(number, {"train.lr": f"0.{number}"} if number else {}, number, [cell], [score]))
     search = Search("fedavg", ["rot0"], [0], (), len(scores))
     return PlannedSearch("digits", search, read_space(["train.lr=0.1,0.2"]), {"train.lr": 0.05}, trials, [], "")
+
+
+def test_the_choices_of_other_sweeps_are_kept(tmp_path):
+    """A sweep of another method writes its rows behind; one again replaces its own."""
+    plan = searched(tmp_path, [0.5, 0.75], [0.4, 0.6])
+    other = dataclasses.replace(plan, search=dataclasses.replace(plan.search, method="fedprox"))
+    for sweep_plan in (plan, other, other):
+        file = write_tuned([sweep_plan], [tuned_row(sweep_plan)])
+    assert list(pd.read_csv(file)["method"]) == ["fedavg", "fedprox"]
 
 
 def test_the_choice_by_hand(tmp_path):
