@@ -107,6 +107,8 @@ def some_of_each(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
 class Digits(Reader):
     """Reads Rotated Digits."""
 
+    reads_root = False
+
     def images(self, domain: str, apart: bool = False) -> Images:
         """Images and labels of domain rot<angle>."""
         angle = int(domain.removeprefix("rot"))

@@ -110,12 +110,12 @@ def columns_of(data: DataSettings, usual: Mapping[str, str]) -> Columns:
     for name, values in _texts_by_column(named, "categories").items():
         categories[name] = tuple(map(composed, values))
     missing = _texts_by_column(data.columns.get("missing", {}), "missing")
-    for name in categories:
-        if features and name not in features:
-            raise UserError(
-                f"data.columns.categories: {name!r} is none of data.columns.features; "
-                "add it there, or leave it out here"
-            )
+    for key, named_columns in (("categories", categories), ("missing", missing)):
+        for name in named_columns:
+            if features and name not in features:
+                raise UserError(
+                    f"data.columns.{key}: {name!r} is none of data.columns.features; add it there, or leave it out here"
+                )
     return Columns(
         labels=_labels_of(data, usual),
         domain=data.column("domain", usual.get("domain", "domain")),

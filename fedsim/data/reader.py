@@ -22,6 +22,7 @@ class Reader:
     """Reads the domains of one data set; a row of BENCHMARKS names its reader as "module:class"."""
 
     own_files: ClassVar[bool] = False  # every domain has image files of its own, so that no two fingerprints are equal
+    reads_root: ClassVar[bool] = True  # its files are in `data.root`, and not in a package
     takes_lists: ClassVar[bool] = False  # `data.lists` may name a folder of lists, which say what trains and is tested
 
     def __init__(self, data: DataSettings, bench: Benchmark) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from fedsim.common.errors import UserError
 from fedsim.common.tasks import TASKS
 from fedsim.data import BENCHMARKS, Benchmark
+from fedsim.data.array_rows import EMBEDDED, PARTITIONED
 from fedsim.data.reader import reader_class
 from fedsim.methods.part_settings import make, method_facts
 from fedsim.methods.recipe import Recipe
@@ -30,6 +31,7 @@ def data_facts(experiment: Experiment, bench: Benchmark) -> Facts:
         Trait.TENSORS: not bench.images,
         Trait.COLOURS: bench.channels == 3,
         Trait.FOLDERS: reader_class(bench).takes_lists,
+        Trait.ROOT: reader_class(bench).reads_root and bench.name not in (PARTITIONED, *EMBEDDED),
         Trait.OUTSIDE: experiment.data.dataset not in BENCHMARKS,
         Trait.UNSEEN: experiment.run.target != NO_TARGET,
         Trait.BOTTLENECK: experiment.model.bottleneck > 0,

@@ -39,7 +39,9 @@ class DataSettings(Settings):
         "multi-label and regression are for arrays, tables of numbers and Datasets, whose label then is several "
         "columns of 0 and 1, or a number",
     )
-    root: str = Field("", description="folder of the data set; empty: $FEDSIM_DATA, else ./data")
+    root: Annotated[str, Only(Trait.ROOT)] = Field(
+        "", description="folder of the data set; empty: $FEDSIM_DATA, else ./data"
+    )
     domains: list[str] = Field([], description="use only these domains; empty: all of the data set")
     classes: Annotated[
         list[str], Only(dataset=("folder", "table", "hugging-face", *TENSORS), refused=True), Only(Trait.OUTSIDE)

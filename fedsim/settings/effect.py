@@ -22,6 +22,7 @@ class Trait(Enum):
     TENSORS = "a data set of tensors that are no images"
     COLOURS = "images of three channels"
     FOLDERS = "images in folders of domains"
+    ROOT = "a data set whose files are not part of a package"
     OUTSIDE = "a data set of another package"
     UNSEEN = "an unseen domain (run.target)"
     STEM = "a backbone with batch norm before its first stage"

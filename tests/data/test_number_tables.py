@@ -211,6 +211,10 @@ def test_faults_of_a_table_are_one_line(tmp_path, old, new, message):
         ({"features": ["agee"]}, "has no column 'agee' (data.columns); did you mean 'age'?"),
         ({"features": ["age", "sick"], "label": "sick"}, "'sick' is a feature, and also the label"),
         ({"features": ["age"], "categories": ["cp"]}, "data.columns.categories: 'cp' is none of data.columns.features"),
+        (
+            {"features": ["age"], "missing": {"cp": ["0"]}},
+            "data.columns.missing: 'cp' is none of data.columns.features",
+        ),
         ({"missing": ["chol"]}, "data.columns.missing: write a table"),
         ({"label": ["sick"]}, "data.columns.label: ['sick'] is not the name of one column"),
     ],

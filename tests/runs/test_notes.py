@@ -17,7 +17,7 @@ from fedsim.models import build_model
 from fedsim.records import read_runs
 from fedsim.records.environment import earlier_environments
 from fedsim.runs import session
-from fedsim.runs.no_effect import no_effect_notes, share_notes
+from fedsim.runs.no_effect import data_facts, no_effect_notes, share_notes
 from fedsim.runs.notes import data_notes, few_client_notes, weight_notes
 from fedsim.runs.plan import resolve
 from fedsim.runs.traffic import traffic
@@ -189,6 +189,14 @@ def test_the_same_setting_with_an_effect_is_accepted(settings):
     experiment = Experiment(**settings)
     kept = resolve(experiment).experiment
     assert (kept.data, kept.model) == (experiment.data, experiment.model)
+
+
+@pytest.mark.parametrize(("dataset", "said"), [("digits", 1), ("digit-masks", 1), ("hospitals", 1), ("drawings", 0)])
+def test_a_folder_of_data_that_are_in_a_package_is_said(dataset, said):
+    """Who gives a folder and forgets the data set trains on other data than he means."""
+    experiment = Experiment(data={"dataset": dataset, "root": "photos"})
+    notes = no_effect_notes(experiment, Recipe(), Recipe(), data_facts(experiment, BENCHMARKS[dataset]))
+    assert [text.split(",")[0] for text in notes if "data.root" in text] == ["data.root has no effect here"] * said
 
 
 def test_what_a_sweep_over_the_other_setting_has_is_said():
