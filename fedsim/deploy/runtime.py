@@ -19,7 +19,7 @@ from fedsim.deploy.progress import RUN, note_run
 from fedsim.records.callbacks import RunCallback
 from fedsim.records.record_files import is_finished, read_record
 from fedsim.runs import admission
-from fedsim.runs.claim import is_claimed
+from fedsim.runs.claim import is_abandoned, is_claimed
 from fedsim.runs.log_lines import LOG
 from fedsim.runs.longer import reopen
 from fedsim.runs.plan import Plan
@@ -28,8 +28,9 @@ from fedsim.settings.experiment import Experiment
 POLL_SECONDS = 0.5
 STATUS_SECONDS = 15.0  # between two questions to the SuperLink while no server app holds the folder
 NO_SIGN = "No heartbeat received"  # Flower's detail of a run whose server app did not answer
-PATIENCE_SECONDS = 150.0  # at most, from Flower's status "running" until the server app holds the folder
-DEAD_SECONDS = 10.0  # at most, from the release of the folder until the run ends; Flower says "running" for a minute
+# At most, from Flower's status "running" until the server app holds the folder, or from its release until the end.
+PATIENCE_SECONDS = 150.0
+DEAD_SECONDS = 10.0  # at most, until the run ends, after a holder that died; Flower says "running" for a minute
 START_SECONDS = 300.0  # at most, from the submission of a run until its server app holds the folder
 SILENCE_SECONDS = 60.0  # at most, without an answer of the SuperLink, which may be restarting
 
@@ -131,7 +132,8 @@ def follow(
             asked = time.monotonic() - STATUS_SECONDS  # so that the status is asked as soon as the folder is released
         elif time.monotonic() - asked >= STATUS_SECONDS:
             asked = time.monotonic()
-            patience = DEAD_SECONDS if started else PATIENCE_SECONDS
+            has_died = started and is_abandoned(folder)
+            patience = DEAD_SECONDS if has_died else PATIENCE_SECONDS
             if verdict(control, run_id, folder, patience):
                 break
             if not started and asked - began > START_SECONDS:

@@ -113,6 +113,11 @@ def is_claimed(folder: Path) -> bool:
         return False
 
 
+def is_abandoned(folder: Path) -> bool:
+    """Whether the folder has the claim of a holder that died; one that ends by itself takes its claim away."""
+    return (folder / FILE).is_file() and not is_claimed(folder)
+
+
 def free(folder: Path) -> bool:
     """Removes the claim of a dead holder, if there is one; returns False while its holder lives."""
     file = folder / FILE

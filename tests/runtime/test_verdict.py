@@ -3,7 +3,10 @@
 import pytest
 
 from fedsim.common.errors import ClientFailedError, UserError
+from fedsim.deploy import runtime
 from fedsim.deploy.runtime import new_rounds, verdict
+from fedsim.runs.claim import claim, is_abandoned, kernel
+from fedsim.settings.experiment import Experiment
 
 
 class Control:
@@ -27,6 +30,29 @@ def test_the_end_of_a_run_follows_from_its_status_and_its_folder(tmp_path):
         assert verdict(Control(state), "7", tmp_path, patience=0.0) is False
     with pytest.raises(ClientFailedError, match=r"^the reason$"):
         verdict(Control("finished:failed"), "7", tmp_path, patience=0.0)
+
+
+@pytest.mark.parametrize("is_dead", [True, False])
+def test_a_server_app_that_ends_slowly_has_not_died(tmp_path, monkeypatch, is_dead):
+    """One that dies leaves its claim behind. One that ends takes it away, and may end late on a busy machine."""
+    with claim(tmp_path):
+        assert not is_abandoned(tmp_path)
+    assert not is_abandoned(tmp_path)
+    if is_dead:
+        (tmp_path / ".lock").write_text(f"process 1 on here\n{kernel()} 00\n")
+    answers = iter([True])
+    waited = []
+
+    def verdict(control, run_id, folder, patience):
+        waited.append(patience)
+        raise ClientFailedError("the reason")
+
+    monkeypatch.setattr(runtime, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(runtime, "is_claimed", lambda folder: next(answers, False))
+    monkeypatch.setattr(runtime, "verdict", verdict)
+    with pytest.raises(ClientFailedError, match="the reason"):
+        runtime.follow(Control("running"), "7", Experiment(), tmp_path, ())
+    assert waited == [runtime.DEAD_SECONDS if is_dead else runtime.PATIENCE_SECONDS]
 
 
 def test_new_rows_are_read_like_all_records(tmp_path):
