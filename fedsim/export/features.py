@@ -18,7 +18,7 @@ from fedsim.common.seeding import numpy_rng
 from fedsim.data import Benchmark, benchmark
 from fedsim.data.augment import Scaler, Transforms, make_transforms
 from fedsim.data.loading import read_source, read_whole, source_domains
-from fedsim.data.reader import reader
+from fedsim.data.reader import Images, reader
 from fedsim.data.scaling import Scale, scale_of_features
 from fedsim.data.tensor_records import recorded_scale
 from fedsim.export.trained import model_file, trained_net
@@ -56,11 +56,8 @@ def domain_features(
     features: list[np.ndarray] = []
     classes: list[np.ndarray] = []
     domains: list[np.ndarray] = []
-    sources = source_domains(experiment.data, experiment.run.target, data)
     for index, domain in enumerate(data.domains):
-        trains = domain in sources and not data.test_apart
-        read_domain = read_source if trains else read_whole
-        images, labels = read_domain(reader(experiment.data, data), domain)
+        images, labels = _read(experiment, data, domain)
         order = numpy_rng(experiment.run.seed, "features", domain).permutation(len(labels))
         chosen = np.sort(order[:per_domain])
         classes.append(labels[chosen])
@@ -70,6 +67,14 @@ def domain_features(
             maps = extract(transforms.normalize(batch))
             features.append(_of_images(maps).numpy())
     return np.concatenate(features), np.concatenate(classes), np.concatenate(domains)
+
+
+def _read(experiment: Experiment, data: Benchmark, domain: str) -> Images:
+    """The images and labels of a domain as the run scaled them; those that no client holds where there are such."""
+    sources = source_domains(experiment.data, experiment.run.target, data)
+    trains = domain in sources and not data.test_apart
+    read_domain = read_source if trains else read_whole
+    return read_domain(reader(experiment.data, data), domain)
 
 
 def _of_images(maps: Tensor) -> Tensor:
