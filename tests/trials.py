@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).parents[1]
 OLDEST = ROOT / ".venv" / "oldest-flower"  # made by `make oldest-flower`
@@ -58,16 +59,32 @@ def environment(name: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
+def exit_code(command: Sequence[str], variables: Mapping[str, str], log: IO[str]) -> int:
+    """Run one command to its end; the exit code. After Ctrl-C it is waited for, until it has ended what it started.
+
+    The command has a session of its own, so that it gets a Ctrl-C once: a second one would break off its end.
+    """
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=variables, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+    )
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        process.send_signal(signal.SIGINT)
+        process.wait()
+        raise
+
+
 def carry_out(name: str, command: Sequence[str], log: Path) -> Mapping[str, str]:
     """Run one trial; its row."""
     started = time.monotonic()
     with log.open("w") as file:
-        done = subprocess.run(command, cwd=ROOT, env=environment(name), stdout=file, stderr=subprocess.STDOUT)
+        code = exit_code(command, environment(name), file)
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     values = (
         name,
         commit(),
-        "passed" if done.returncode == 0 else f"failed, exit code {done.returncode}",
+        "passed" if code == 0 else f"failed, exit code {code}",
         f"{(time.monotonic() - started) / 60:.1f}",
         f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         lines[-1] if lines else "",
@@ -110,7 +127,8 @@ def run(table: Table, asked: argparse.Namespace, title: str, name_of_page: str, 
     if unknown := set(asked.only or ()) - set(table):
         sys.exit(f"--only {', '.join(sorted(unknown))}: unknown; known: {', '.join(table)}")
     # A background job of a shell ignores SIGINT, and so would its tests of Ctrl-C.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     asked.folder.mkdir(parents=True, exist_ok=True)
     page, rows = asked.folder / name_of_page, {}
     if page.with_suffix(".csv").is_file():
