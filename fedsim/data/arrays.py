@@ -35,9 +35,8 @@ from fedsim.data.feature_tables import (
     encode,
     left_out_columns,
     names_of_labels,
+    read_rows,
     read_table,
-    recorded_columns,
-    refuse_blank_rows,
     refuse_empty,
     targets_of,
     text_of_names,
@@ -756,14 +755,7 @@ def read_labelled(file: Path, data: DataSettings, bench: Benchmark) -> Labelled:
         raise UserError(f"no file {file}; name a table of labelled rows ({', '.join(SUFFIXES)})")
     if _is_npz(file):
         return _read_labelled_npz(file, data, bench)
-    columns = recorded_columns(file, data, bench)
-    table = read_table(file)
-    refuse_blank_rows(file)
-    columns = with_features(columns, table.columns, file)
-    if data.missing == "drop":
-        table = complete_rows(table, columns)
-    if not len(table):
-        raise UserError(f"{file}: every row has an empty cell, so that data.missing = 'drop' leaves none")
+    columns, table = read_rows(file, data, bench)
     columns = replace(columns, split="")
     labelled = {}
     for domain, rows in _rows_by_domain(file, table, columns):

@@ -27,7 +27,7 @@ from fedsim.data.findings import Finding, joined_names
 from fedsim.data.label_findings import number_findings, spelling_findings
 from fedsim.data.names import composed, plain
 from fedsim.data.row import Benchmark
-from fedsim.data.targets import wrong_targets
+from fedsim.data.targets import refuse_tiny, wrong_targets
 from fedsim.data.text_table import FIRST_ROW, Cells, TextTable, number_of, records
 from fedsim.settings import DataSettings
 
@@ -390,12 +390,17 @@ def _one_hot(cells: Cells, values: Sequence[str], empty: np.ndarray) -> list[np.
     return [*columns, is_other & ~empty]
 
 
-def complete_rows(rows: TextTable, columns: Columns) -> TextTable:
-    """The rows in which no feature is empty."""
+def incomplete_rows(rows: TextTable, columns: Columns) -> np.ndarray:
+    """Which rows have an empty feature, bool [N]."""
     incomplete = np.zeros(len(rows), dtype=bool)
     for name in columns.features:
         incomplete |= columns.empty(rows, name)
-    return rows.chosen(~incomplete)
+    return incomplete
+
+
+def complete_rows(rows: TextTable, columns: Columns) -> TextTable:
+    """The rows in which no feature is empty."""
+    return rows.chosen(~incomplete_rows(rows, columns))
 
 
 def names_of_labels(cells: Cells, where: str, first_row: int = FIRST_ROW) -> np.ndarray:
@@ -432,6 +437,7 @@ def targets_of(cells: Cells, task: str, where: str) -> np.ndarray:
     for position in np.flatnonzero(is_wrong)[:1]:
         label = f"{where}, row {cells.row(position)}: the label {cells.text(position)!r}"
         raise UserError(f"{label} is {fault}, which data.task = {task!r} needs")
+    refuse_tiny(values, task, where)
     return values.astype(np.float32)
 
 
@@ -442,22 +448,24 @@ def class_order(name: str) -> tuple[int, str]:
     return 2**62, name
 
 
-def read_rows(file: Path, data: DataSettings, bench: Benchmark) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (the rows of a table without labels as float32 [N, D], with the features that a run had; their domains).
+def read_rows(file: Path, data: DataSettings, bench: Benchmark) -> tuple[Columns, TextTable]:
+    """Returns (the columns that a run had, the rows of a table that its model takes).
 
-    `encode` says what a row becomes. The domains [N] are texts, which are empty where the table does not name any.
+    With data.missing = 'drop' these are the rows in which no feature is empty, as in training.
 
     bench: the data set of the run, whose features name the values of every column of categories
-    Raises UserError for another data set, and for a table that lacks a column.
+
+    Raises UserError for another data set, for a table that lacks a column, and for one without such a row.
     """
     columns = recorded_columns(file, data, bench)
     table = read_table(file)
     refuse_blank_rows(file)
     columns = with_features(columns, table.columns, file)
-    domains = np.full(len(table), "")
-    if columns.domain in table:
-        domains = text_of_names(table[columns.domain])
-    return encode(table, columns, data.missing, str(file)), domains
+    if data.missing == "drop":
+        table = complete_rows(table, columns)
+    if not len(table):
+        raise UserError(f"{file}: every row has an empty cell, so that data.missing = 'drop' leaves none")
+    return columns, table
 
 
 def recorded_columns(file: Path, data: DataSettings, bench: Benchmark) -> Columns:
@@ -482,12 +490,14 @@ def cell_notes(file: Path, data: DataSettings, bench: Benchmark, scale: "Scale |
     """Returns a sentence for each odd cell of a table's features, ten at most, and how many others there are.
 
     A cell is odd if its category was not trained, if its text counts as empty, or if its number is further than six
-    standard deviations from the mean. scale: means and deviations of the numbers of the run, where it has them
+    standard deviations from the mean. A sentence before them says which rows data.missing = 'drop' leaves out.
+    scale: means and deviations of the numbers of the run, where it has them
 
     Raises UserError for a table that lacks a column of the run.
     """
     table = read_table(file)
     columns = with_features(recorded_columns(file, data, bench), table.columns, file)
+    dropped = _dropped_note(file, table, columns) if data.missing == "drop" else []
     notes: list[tuple[int, str]] = []
     for name in columns.features:
         cells = table[name]
@@ -499,7 +509,20 @@ def cell_notes(file: Path, data: DataSettings, bench: Benchmark, scale: "Scale |
     more = len(sentences) - MOST
     if more > 0:
         listed.append(f"{file}: {more} more such cells")
-    return listed
+    return dropped + listed
+
+
+def _dropped_note(file: Path, table: TextTable, columns: Columns) -> list[str]:
+    """The sentence on the rows that data.missing = 'drop' leaves out; none where every row is complete."""
+    dropped = np.flatnonzero(incomplete_rows(table, columns))
+    if not len(dropped):
+        return []
+    numbers = [str(row + FIRST_ROW) for row in dropped[:MOST]]
+    more = ", ..." if len(dropped) > MOST else ""
+    rows = f"{len(dropped):,} of {len(table):,} rows have an empty feature"
+    return [
+        f"{file}: {rows} (numbers {', '.join(numbers)}{more}); data.missing = 'drop' leaves them out, as in training"
+    ]
 
 
 def _column_notes(columns: Columns, name: str, cells: Cells, scale: "Scale | None") -> Notes:

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pandas as pd
 
+from fedsim.analysis.provenance import shared_notes
 from fedsim.common.doubt import Doubt
 from fedsim.common.errors import UserError
 from fedsim.common.tasks import task_in
 from fedsim.data import source_domains
-from fedsim.export.trained import SELECTED, TrainedModel, scaling_of
+from fedsim.export.trained import SELECTED, TrainedModel, output_of, scaling_of
 from fedsim.models.backbones import find_backbone
 from fedsim.models.infer.base import EvalMode
 from fedsim.parts.part import part_name
@@ -59,6 +60,9 @@ def card(model: TrainedModel) -> str:
         sections["Doubt"] = _doubt(model, model.doubt)
     sections["Weights"] = _weights(model)
     sections["Limits"] = [LIMITS_OF_ALL if experiment.run.target == NO_TARGET else LIMITS]
+    recorded = {str(model.file): read_environment(model.file.parent)}
+    for text in shared_notes(recorded):
+        sections["Limits"].append(f"\n{text}")
     for text in liar_notes(experiment):
         sections["Limits"].append(f"\n{text[0].upper()}{text[1:]}.")
     sections["Versions"] = _versions(model.file.parent)
@@ -143,7 +147,7 @@ def _data(model: TrainedModel) -> list[str]:
     return [
         f"Data set: {data.title} ({data.source or OWN}).",
         *_domains(model),
-        f"Outputs: {', '.join(model.classes)}.",
+        f"Outputs: {', '.join(model.classes)}; {output_of(model)}.",
     ]
 
 
@@ -153,7 +157,9 @@ def _domains(model: TrainedModel) -> list[str]:
     data = model.experiment.data
     run = model.experiment.run
     unit = plan.data.unit
-    unseen = f"No {unit.removesuffix('s')} of {run.target} was trained on."
+    unseen = f"The domain {run.target} is the unseen one."
+    if not read_environment(model.file.parent).get("shared_images"):
+        unseen = f"No {unit.removesuffix('s')} of {run.target} was trained on."
     if run.target == NO_TARGET:
         unseen = "No domain was left out, so that no number here says how the model does on a new one."
     if plan.recipe.uses_target_unlabelled:

@@ -68,13 +68,13 @@ def _of_target(model: "TrainedModel") -> "Evaluation":
     from fedsim.data import load_target, load_target_masks
     from fedsim.export.inference import evaluate_arrays
     from fedsim.export.targets import evaluate_targets
-    from fedsim.export.trained import other_images, refuse_other_classes
+    from fedsim.export.trained import other_images, refuse_other_data
 
     data = model.experiment.data
     target = model.experiment.run.target
     if target == NO_TARGET:
         raise UserError("this run left no domain out, so that it has no unseen one; name other data with --data")
-    refuse_other_classes(model)
+    refuse_other_data(model.plan)
     images, labels, indices = load_target(data, target)
     _note(other_images(model))
     targets = None

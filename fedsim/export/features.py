@@ -21,7 +21,7 @@ from fedsim.data.loading import read_source, read_whole, source_domains
 from fedsim.data.reader import Images, reader
 from fedsim.data.scaling import Scale, scale_of_features
 from fedsim.data.tensor_records import recorded_scale
-from fedsim.export.trained import model_file, trained_net
+from fedsim.export.trained import model_file, refuse_other_data, trained_net
 from fedsim.methods.variants import method_label
 from fedsim.models import weight_statistics
 from fedsim.models.infer.base import EvalMode, Infer
@@ -50,6 +50,7 @@ def domain_features(
     """
     plan, net = trained_net(weights, trust)
     refuse_unequal_inputs(plan)
+    refuse_other_data(plan)
     extract = extractor(net, plan.recipe.infer)
     data = benchmark(experiment.data)
     transforms = _transforms(experiment, data, recorded_scale(read_environment(weights.parent)))

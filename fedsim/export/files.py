@@ -19,7 +19,7 @@ from fedsim.common.errors import UserError, first_line
 from fedsim.data import load_target
 from fedsim.data.augment import to_float
 from fedsim.data.cache import remove_leftovers
-from fedsim.export.trained import TrainedModel, describe
+from fedsim.export.trained import TrainedModel, describe, refuse_other_data
 from fedsim.models.infer.base import Infer
 from fedsim.settings.run import NO_TARGET
 
@@ -86,13 +86,14 @@ def _largest_difference(runner: Runner, images: Tensor, expected: np.ndarray) ->
 def comparison_images(model: TrainedModel) -> tuple[Tensor, str]:
     """Returns (float images in [0, 1], a text that says which they are) of the run's unseen domain.
 
-    They are of the first domain where none is unseen, and random images when the domain is not on this machine.
+    They are of the first domain where none is unseen, and random images when the run's data are not on this machine.
     """
     experiment = model.experiment
     domain = experiment.run.target
     if domain == NO_TARGET:
         domain = model.plan.data.domains[0]
     try:
+        refuse_other_data(model.plan)
         images, _, indices = load_target(experiment.data, domain)
     except UserError:
         generator = torch.Generator().manual_seed(0)

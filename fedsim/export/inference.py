@@ -13,10 +13,11 @@ from fedsim.common.errors import UserError, nearest
 from fedsim.common.measures import area_under_roc, average_precision
 from fedsim.common.tasks import BINARY
 from fedsim.data.arrays import read_labelled
-from fedsim.data.feature_tables import read_rows
+from fedsim.data.feature_tables import encode, read_rows, text_of_names
 from fedsim.data.folders import images_of, is_image, walk
 from fedsim.data.names import matching, subfolders
 from fedsim.data.scaling import scale_rule, scaled_by_site
+from fedsim.data.text_table import FIRST_ROW
 from fedsim.export.targets import Evaluation, Measures, evaluate_targets, measures_of_targets, names_of_examples
 from fedsim.export.trained import TrainedModel, in_batches, softmax_of, tensors_of
 
@@ -88,7 +89,8 @@ def _domain(folder: Path, name: str, classes: Sequence[str]) -> Labelled | None:
 def predict(model: TrainedModel, files: Sequence[Path]) -> pd.DataFrame:
     """Predicts, with one row per image: its file, the predicted class, and the probability of every class.
 
-    Where the examples are rows of tables, the files are tables with the columns of the run, without labels.
+    Where the examples are rows of tables, the files are tables with the columns of the run, without labels. With
+    data.missing = 'drop' a row with an empty feature has no prediction, because no such row has trained.
     """
     if not model.has_targets:
         model.require_classes()
@@ -284,8 +286,11 @@ def _table_of_rows(model: TrainedModel, file: Path) -> pd.DataFrame:
     adapts to each domain separately. A table without a column of domains is one domain.
     Raises UserError for a row without a domain in a table where this matters.
     """
-    rows, domains = read_rows(file, model.experiment.data, model.plan.data)
-    names = np.array([f"{file}, row {number}" for number in range(2, len(rows) + 2)], dtype=object)
+    data = model.experiment.data
+    columns, table = read_rows(file, data, model.plan.data)
+    rows = encode(table, columns, data.missing, str(file))
+    domains = text_of_names(table[columns.domain]) if columns.domain in table else np.full(len(table), "")
+    names = np.array([f"{file}, row {number + FIRST_ROW}" for number in table.rows], dtype=object)
     apart = scale_rule(model.experiment.data, model.plan.data) == "site" or model.inference_rule.transductive
     if not apart:
         domains = np.full(len(rows), "")

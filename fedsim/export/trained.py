@@ -317,15 +317,24 @@ def trained_net(file: Path, trust: bool = False) -> tuple[Plan, Net]:
     return plan, net
 
 
-def refuse_other_classes(model: TrainedModel) -> None:
-    """Raises UserError when the data set on this machine has other classes than the run's; its labels mean others."""
-    data = model.experiment.data
-    classes = benchmark(data).outputs
-    if classes != model.classes:
-        apart = sorted(set(classes) ^ set(model.classes))
+def refuse_other_data(plan: Plan) -> None:
+    """Raises UserError when the data set on this machine has other classes or columns than the run's.
+
+    Its labels would mean other classes, or the numbers of a row other features, in their order.
+    """
+    data = plan.experiment.data
+    now = benchmark(data)
+    for what, present, trained in (
+        ("classes", now.outputs, plan.data.outputs),
+        ("columns", now.features, plan.data.features),
+        ("shapes of an example", now.shape, plan.data.shape),
+    ):
+        if present == trained:
+            continue
+        apart = sorted(map(str, set(present) ^ set(trained)))
         text = ", ".join(apart[:5]) or "their order"
-        raise UserError(f"the data set {data.dataset!r} on this machine has other classes than in the "
-                        f"run ({text}); name images in folders of the run's classes with --data")  # fmt: skip
+        raise UserError(f"the data set {data.dataset!r} on this machine has other {what} than in the run ({text}); "
+                        "name data that fit the run with --data")  # fmt: skip
 
 
 def other_images(model: TrainedModel) -> str:
@@ -366,15 +375,17 @@ def _facts(experiment: Experiment, recorded: Mapping[str, Any], place: Path) -> 
     return with_recorded_shape(replace(row, **facts), recorded)
 
 
-def _output(model: TrainedModel) -> str:
+def output_of(model: TrainedModel) -> str:
     """What the outputs of the model are, with their shape."""
     if model.is_regression:
         return "predictions [N, 1] in the unit of the label"
     if model.has_targets:
         return "logits [N, labels]; the sigmoid of each is the probability of its label"
     if model.plan.data.structures:
-        threshold = model.experiment.data.mask_threshold
-        return f"logits [N, classes, H, W]; a pixel is of a class where its logit's sigmoid is above {threshold:g}"
+        data = model.experiment.data
+        pixels = f"a pixel is of a class where its logit's sigmoid is above {data.mask_threshold:g}"
+        largest = "; of these only the largest connected component" if data.largest_component else ""
+        return f"logits [N, classes, H, W]; {pixels}{largest}"
     doubt = model.doubt
     if doubt is None:
         return "logits [N, classes]"
@@ -400,7 +411,7 @@ def describe(model: TrainedModel) -> dict[str, Any]:
             "classes": list(model.classes),
             "features": list(model.plan.data.features),
             "input": f"float32 tensors {['N', *model.shape]}; {scaling_of(model)}",
-            "output": _output(model),
+            "output": output_of(model),
         }
     return {
         "classes": list(model.classes),
@@ -408,5 +419,5 @@ def describe(model: TrainedModel) -> dict[str, Any]:
         "channels": model.channels,
         "input": "float32 images [N, C, H, W] in [0, 1]; the model normalizes them itself",
         "resize": "both sides to image_size, bilinear with antialiasing",
-        "output": _output(model),
+        "output": output_of(model),
     }

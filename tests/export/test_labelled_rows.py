@@ -17,6 +17,7 @@ from fedsim.data.array_rows import EMBEDDED
 from fedsim.data.feature_tables import cell_notes
 from fedsim.export.card import card
 from fedsim.export.cli import _cells, _headings
+from fedsim.export.files import comparison_images
 from fedsim.export.inference import evaluate_rows, predict
 from fedsim.settings.experiment import read_experiment
 
@@ -213,6 +214,39 @@ def test_the_domains_of_a_table_are_predicted_separately(tmp_path, rule):
     file = written(tmp_path / "some.csv", "x,p,site\n1,0,here\n2,1,\n3,1,here\n")
     with pytest.raises(UserError, match=re.escape(f"{file}, row 3: its domain is empty")):
         predict(model, [file])
+
+
+def test_rows_that_training_left_out_have_no_prediction(tmp_path):
+    """The mean and the deviation of a site are those of its complete rows, in `predict` as in `evaluate`."""
+    columns = "data.columns={features=['x', 'p'], domain='site'}"
+    model = trained(tmp_path, "uv", [[-1.0, 0.5], [1.0, -0.5]], "data.missing=drop", "data.scale=site", columns)
+    file = written(tmp_path / "new.csv", "x,p,site,label\n1,0,h,u\n2,,h,v\n3,4,h,v\n900,,h,u\n")
+    _, evaluated = evaluate_rows(model, file)
+    predicted = predict(model, [file])
+    assert list(predicted["image"]) == [f"{file}, row 2", f"{file}, row 4"]
+    pd.testing.assert_frame_equal(predicted, evaluated[predicted.columns])
+    notes = cell_notes(file, model.experiment.data, model.plan.data, model.feature_scale)
+    empty = "2 of 4 rows have an empty feature (numbers 3, 5)"
+    assert notes == [f"{file}: {empty}; data.missing = 'drop' leaves them out, as in training"]
+    file = written(tmp_path / "empty.csv", "x,p,site\n1,,h\n")
+    with pytest.raises(UserError, match=r"every row has an empty cell, so that data\.missing = 'drop' leaves none"):
+        predict(model, [file])
+
+
+def test_columns_in_another_order_are_refused(tmp_path):
+    """Without names in the settings the weight of one column would be applied to another."""
+    rows = pd.DataFrame(np.arange(48.0).reshape(24, 2), columns=["x", "p"])
+    rows["label"], rows["site"] = list("uvvu") * 6, list("aabb") * 6
+    file = tmp_path / "t.csv"
+    rows.to_csv(file, index=False)
+    given = ["data.dataset=arrays", f"data.root={file}", "data.columns={domain='site'}", "model.backbone=linear",
+             "run.target=a", f"run.output={tmp_path}", "train.rounds=1"]  # fmt: skip
+    run, _ = run_small(read_experiment("digits", given))
+    rows[["p", "x", "label", "site"]].to_csv(file, index=False)
+    for words in (["evaluate", str(run)], ["features", str(run)]):
+        shown = CliRunner().invoke(app, [*words, *(["--which", "last"] if words[0] == "evaluate" else [])])
+        assert "has other columns than in the run (their order)" in str(shown.exception)
+    assert "random rows" in comparison_images(fedsim.load(run, "last"))[1]
 
 
 def test_an_empty_cell_that_nothing_replaces_is_refused(tmp_path):

@@ -1,6 +1,7 @@
 """A model is loaded where its images changed or are gone. Its rule does not depend on batches, and moves with it."""
 
 import itertools
+import json
 import shutil
 
 import numpy as np
@@ -70,7 +71,10 @@ def test_masks_keep_the_structures_of_the_settings(tmp_path):
     data = {"dataset": "masks", "root": str(tmp_path / "data"), "structures": {"disc": [0, 128], "cup": [0]}}
     for domain in DOMAINS:
         (tmp_path / "data" / domain / "image").mkdir(parents=True)
-    run = untrained_run(tmp_path / "seed0", "elcfs", data={**data, "image_size": 32}, model={"backbone": "unet-small"})
+    data |= {"image_size": 32}
+    run = untrained_run(tmp_path / "seed0", "elcfs", data=data, model={"backbone": "unet-small"})
+    data |= {"largest_component": True}
+    largest = untrained_run(tmp_path / "seed1", "elcfs", data=data, model={"backbone": "unet-small"})
     shutil.rmtree(tmp_path / "data")
     model = fedsim.load(run)
     assert model.classes == ("disc", "cup")
@@ -78,6 +82,18 @@ def test_masks_keep_the_structures_of_the_settings(tmp_path):
     output = "logits [N, classes, H, W]; a pixel is of a class where its logit's sigmoid is above 0.5"
     assert describe(model)["output"] == output
     assert describe(fedsim.load(untrained_run(tmp_path / "classes")))["output"] == "logits [N, classes]"
+    assert f"Outputs: disc, cup; {output}; of these only the largest connected component." in card(fedsim.load(largest))
+
+
+def test_the_card_says_where_the_unseen_domain_was_trained_on(tmp_path):
+    run, _ = run_on(tmp_path)
+    assert "No image of sketch was trained on." in card(fedsim.load(run))
+    file = run / "environment.json"
+    shared = {"target": "sketch", "images": 6, "shared": 2, "sources": {"art": 2}, "unit": "images"}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"shared_images": shared}))
+    text = card(fedsim.load(run))
+    assert "No image of sketch" not in text
+    assert "2 of 6 images of sketch (in art 2)" in text
 
 
 DATA = {"domains": ["rot0", "rot45"], "fraction": 0.2, "split": "stratified"}  # 160 images of rot45
