@@ -70,7 +70,7 @@ class Node:
 
     def __init__(self, method: str, backbone: str, data: Load, state: str, settings: dict[str, Json]) -> None:
         experiment = app_experiment(method, settings)
-        refuse_server_settings(experiment)
+        refuse_server_settings(settings)
         no_app = of_no_app(build_recipe(experiment))
         if no_app:
             raise UserError(f"{method}: {no_app}, and an app has its own data and network; use fedsim.run")
@@ -147,9 +147,11 @@ class Node:
         config["experiment"] = adapted(str(config["experiment"]), self.backbone)
 
     def _site(self, context: Context, message: Message, name: str) -> Context:
-        """Returns the context of a deployed site with this domain."""
+        """Returns the context of a deployed site with this domain, whose data take the form of the run's."""
         config = config_of(message.content)
-        target = target_of(str(config["experiment"]))
+        target, are_images = facts_of(str(config["experiment"]))
+        HERE[name] = HERE[name].in_form(are_images)
+        self._held[context.node_id] = name, HERE[name]
         role = "target" if name == target else "source"
         node_config = {**context.node_config, "domain": name, "role": role, "state-dir": self.state}
         return Context(context.run_id, context.node_id, node_config, context.state, context.run_config)
@@ -169,6 +171,7 @@ def adapted(experiment: str, backbone: str) -> str:
 
 
 @lru_cache(maxsize=4)
-def target_of(experiment: str) -> str:
-    """Returns the unseen domain of an experiment in TOML."""
-    return parse_experiment(experiment).run.target
+def facts_of(experiment: str) -> tuple[str, bool]:
+    """Returns (the unseen domain of an experiment in TOML, whether its examples are images)."""
+    settings = parse_experiment(experiment)
+    return settings.run.target, not settings.data.shape

@@ -1,10 +1,11 @@
 """The rounds of an app whose clients know nothing of fedsim: they are those of `FedDG`, with and without records."""
 
+import hashlib
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from torch import nn
 
 from fedsim.common.lists import first_few
 from fedsim.common.values import JsonTable, Row
+from fedsim.data.fingerprint import Fingerprints
+from fedsim.methods.recipe import Recipe
 from fedsim.models.tasks import TaskRules, rules_of
 from fedsim.runs import admission
 from fedsim.runs.app_records import (
@@ -54,11 +57,13 @@ class AppSpace:
 
     net: the module of these tensors; None where only the tensors are known
     arrays: the initial model
+    tested: the fingerprint of the unseen domain, where the server has it
     """
 
     plan: Plan
     net: nn.Module | None
     arrays: ArrayRecord
+    tested: Fingerprints = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         experiment = self.plan.experiment
@@ -71,6 +76,10 @@ class AppSpace:
     def initial_arrays(self) -> ArrayRecord:
         """Returns the initial model."""
         return self.arrays
+
+    def data_of(self, experiment: Experiment, recipe: Recipe) -> tuple[Fingerprints, Fingerprints]:
+        """Returns the fingerprints (of the data that this process can read, of no images that parts use)."""
+        return self.tested, {}
 
     def frozen_record(self) -> dict[str, str]:
         """Returns nothing: everything travels."""
@@ -121,17 +130,22 @@ class Rounds:
         self.metrics.add_to(result)
         return result
 
-    def play_recorded(self, evaluate_fn: Evaluate | None, tested: int | None) -> Result:
+    def play_recorded(self, evaluate_fn: Evaluate | None, asked: JsonTable) -> Result:
         """Plays the rounds that are left, with records and checkpoints; returns the last model and the metrics.
 
-        tested: the examples of the unseen domain, where the server has them
+        asked: the arguments of `fedsim.strategy` that say how clients are evaluated
+        Raises UserError when the folder holds a run of other clients, configs, arguments or data.
         """
         plan = self.space.plan
         rounds = plan.experiment.train.rounds
-        configs = {"train_config": plain(self.nodes.train_config), "evaluate_config": plain(self.nodes.evaluate_config)}
+        configs = {
+            "train_config": plain(self.nodes.train_config),
+            "evaluate_config": plain(self.nodes.evaluate_config),
+            "strategy": asked,
+        }
         refuse_other_clients(plan)
         refuse_other_configs(plan.folder, configs)
-        if admission.is_already_finished(plan):
+        if admission.is_already_finished(plan, self.space.data_of):
             logger.info("fedsim: already finished: %s", plan.folder)
             log_best_round(plan.folder)
             arrays = load_file(plan.folder / "last.safetensors")
@@ -143,7 +157,8 @@ class Rounds:
             session.note("app", configs)
             session.note(KEY, list(plan.clients))
             session.attach(self.strategy)
-            session.target_images = tested
+            for facts in self.space.tested.values():
+                session.target_images = int(facts["images"])
             left = rounds - max(self.strategy.finished_rounds, 0)
             result = self.play(session.initial_arrays(), left, evaluate_fn)
             session.finish()
@@ -298,6 +313,7 @@ class DatasetTarget:
 
     def __init__(self, net: nn.Module, data: Any, experiment: Experiment, device: torch.device) -> None:
         self.net, self.device = net.to(device), device
+        self.examples = len(data)
         self.loader = torch.utils.data.DataLoader(data, batch_size=experiment.run.evaluate_batch_size)
         self.rules = rules_of("classification", experiment.data, experiment.train)
 
@@ -325,6 +341,14 @@ class DatasetTarget:
     def ask(self, grid: Grid, arrays: ArrayRecord, entries: Entries) -> TargetScore:
         """Returns the score of the initial model."""
         return self.score(arrays, entries)
+
+    def fingerprint(self) -> dict[str, int | str]:
+        """Returns the number of examples and a hash of them, which a run records of the data on which it rests."""
+        of_inputs, of_classes = hashlib.blake2b(digest_size=10), hashlib.blake2b(digest_size=10)
+        for inputs, classes in self._batches():
+            of_inputs.update(inputs.cpu().numpy().tobytes())
+            of_classes.update(classes.cpu().numpy().tobytes())
+        return {"images": self.examples, "content": of_inputs.hexdigest() + of_classes.hexdigest()}
 
     def _batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yields (inputs, classes) on the device; of rows that are tables, their two values in order."""

@@ -124,9 +124,9 @@ def strategy(
     if no_app:
         raise UserError(f"{name}: {no_app}, and an app has its own data and network; use fedsim.run")
     if client == "any":
-        refuse_client_settings(experiment)
+        refuse_client_settings(settings)
         if not output:
-            refuse_without_records(experiment)
+            refuse_without_records(settings)
         reason = of_our_client(recipe)
         if reason:
             raise UserError(f"{name}: {reason}, and a ClientApp of your own trains as FedAvg's does; use "
@@ -147,7 +147,7 @@ def app_experiment(method: str, settings: Mapping[str, Json]) -> Experiment:
     experiment = experiment_of(method, {"name": "app", **settings}, parts)
     for name, reason in RESERVED.items():
         section = "train" if name == "rounds" else "run"
-        if differ_in(section, name, experiment, Experiment()):
+        if is_given(settings, section, name):
             raise UserError(f"fedsim.strategy and fedsim.client_app take no {name}: {reason}")
     task = experiment.data.task
     if task not in ("", CLASSIFICATION.name):
@@ -156,41 +156,44 @@ def app_experiment(method: str, settings: Mapping[str, Json]) -> Experiment:
     return experiment.replace(data={"dataset": DATASET}, run={"runtime": "deployment"})
 
 
-def differ_in(section: str, name: str, experiment: Experiment, usual: Experiment) -> bool:
-    """Whether two experiments have different values of a section's setting."""
-    value = getattr(getattr(experiment, section), name)
-    usual_value = getattr(getattr(usual, section), name)
-    return value != usual_value
+def is_given(settings: Mapping[str, Json], section: str, name: str) -> bool:
+    """Whether keywords give a setting, by its name or in its section, were it with the value that it has without them.
+
+    >>> is_given({"lr": 0.01}, "train", "lr"), is_given({"train": {"lr": 0.01}}, "train", "momentum")
+    (True, False)
+    """
+    of_section = settings.get(section)
+    by_name = name in settings and name not in SECTIONS  # `train` is a section, and a setting of the model
+    return by_name or (isinstance(of_section, Mapping) and name in of_section)
 
 
-def refuse_client_settings(experiment: Experiment) -> None:
+def refuse_client_settings(settings: Mapping[str, Json]) -> None:
     """Raises UserError for a setting that acts on the client, whose own code says what it does."""
-    usual = Experiment().replace(data={"dataset": DATASET})
     for section, kind in SECTIONS.items():
         for name in kind.model_fields:
             if section == "run" or name in OF_ROUNDS:
                 continue  # it is the server's
-            if differ_in(section, name, experiment, usual):
+            if is_given(settings, section, name):
                 raise UserError(f"{name} acts on the client, and a ClientApp of your own has its own {name}; leave it "
                                 "out, or send it to your clients by start(..., train_config=...)")  # fmt: skip
     for name in OF_OUR_CLIENT:
-        if differ_in("run", name, experiment, usual):
+        if is_given(settings, "run", name):
             raise UserError(f"{name} needs fedsim's own clients (fedsim.client_app), and a ClientApp of your own does "
                             "not know it; leave it out")  # fmt: skip
 
 
-def refuse_without_records(experiment: Experiment) -> None:
+def refuse_without_records(settings: Mapping[str, Json]) -> None:
     """Raises UserError for a setting that acts on the records of a run, of which there are none."""
     for name in OF_RECORDS:
         section = "run" if name in SECTIONS["run"].model_fields else "train"
-        if differ_in(section, name, experiment, Experiment()):
+        if is_given(settings, section, name):
             raise UserError(f"{name} looks at the records of a run: give fedsim.strategy(..., output=...) a folder")
 
 
-def refuse_server_settings(experiment: Experiment) -> None:
+def refuse_server_settings(settings: Mapping[str, Json]) -> None:
     """Raises UserError where the settings of `fedsim.client_app` have one that the server alone decides."""
     for name in SECTIONS["run"].model_fields:
-        if name not in OF_CLIENTS and differ_in("run", name, experiment, Experiment()):
+        if name not in OF_CLIENTS and is_given(settings, "run", name):
             raise UserError(f"fedsim.client_app takes no {name}, which is the server's: give {name} to fedsim.strategy")
 
 
@@ -352,10 +355,12 @@ class AppStrategy(WholeRounds):
             server.target = TargetSite(server.exchange, roster)
         elif call.data is not None and self.net is not None:
             net = copy.deepcopy(self.net)
-            server.target = DatasetTarget(net, call.data, plan.experiment, space.device)
+            server.target = target = DatasetTarget(net, call.data, plan.experiment, space.device)
+            if self.asked.output:
+                space.tested = {call.target: target.fingerprint()}
         if self.asked.output:
-            tested = None if call.data is None else len(call.data)
-            return rounds.play_recorded(call.evaluate_fn, tested)
+            asked = {"score": self.asked.score, "evaluates": self.asked.evaluates}
+            return rounds.play_recorded(call.evaluate_fn, asked)
         return rounds.play(call.arrays, call.rounds, call.evaluate_fn)
 
     def _output(self) -> JsonTable:
@@ -406,7 +411,7 @@ def experiment_of_both(asked: Asked, of_clients: JsonTable) -> Experiment:
 
     A setting of the server's that clients give is refused, because a client could name code that the server loads.
     """
-    refuse_server_settings(app_experiment(asked.method, of_clients))
+    refuse_server_settings(of_clients)
     return app_experiment(asked.method, {**asked.settings, **of_clients})
 
 

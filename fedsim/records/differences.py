@@ -14,8 +14,9 @@ from fedsim.settings.experiment import OF_ROUNDS, Experiment
 if TYPE_CHECKING:
     import pandas as pd
 
+LIMITS = ("run.update_limit", "run.examples_limit")  # that refuse replies and sites
 # Settings of [run] on which numbers depend. What follows a failure is none: a note names the runs where clients failed.
-RUN_KEYS = ("run.select_on", "run.select_by", "run.validation_domain", "run.doubt")
+RUN_KEYS = ("run.select_on", "run.select_by", "run.validation_domain", "run.doubt", *LIMITS)
 ATTACKERS = "run.attackers"  # a table, with a key for each client that lies
 MACHINE_KEYS = ("data.root", "data.cache")
 NUMBERLESS_KEYS = (*MACHINE_KEYS, "data.accept")  # settings of [data] on which no number depends

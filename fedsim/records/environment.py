@@ -138,6 +138,8 @@ MAY_CHANGE = (
     "device",
     "threads",
     "on_client_failure",
+    "update_limit",
+    "examples_limit",
 )
 
 

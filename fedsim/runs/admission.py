@@ -70,6 +70,9 @@ class Space(Protocol):
     def server_model(self) -> ServerModel:
         """What the server's parts may know of the network."""
 
+    def data_of(self, experiment: Experiment, recipe: Recipe) -> tuple[Fingerprints, Fingerprints]:
+        """The fingerprints (of the data that this process can read, of the images that parts use on the server)."""
+
     def frozen_record(self) -> dict[str, str]:
         """What environment.json says about the frozen tensors of the initial network; empty without any."""
 
@@ -100,12 +103,12 @@ def check_folder(plan: Plan, data_of: DataOf = data_here) -> bool:
     return is_finished(plan.folder) and not goes_on(plan.folder, plan.experiment)
 
 
-def is_already_finished(plan: Plan) -> bool:
+def is_already_finished(plan: Plan, data_of: DataOf = data_here) -> bool:
     """Whether this run is finished, which is logged; UserError when the folder holds another finished run.
 
     An unfinished one is left to `check_run`, which has the folder's lock.
     """
-    finished = is_finished(plan.folder) and check_folder(plan)
+    finished = is_finished(plan.folder) and check_folder(plan, data_of)
     if finished:
         logger.info("already finished: %s", plan.folder)
     return finished
@@ -187,7 +190,7 @@ def check_run(space: Space) -> Admitted:
     plan, experiment, shared = space.plan, space.experiment, None
     check_personal(experiment, plan.recipe, space.places)
     refuse_local_tensors(experiment, space.places)
-    data, server_data = data_here(experiment, plan.recipe)
+    data, server_data = space.data_of(experiment, plan.recipe)
     check_folder(plan, lambda *_: (data, server_data))
     refuse_seen(experiment, plan.recipe, data)
     findings: list[Finding] = []

@@ -44,13 +44,12 @@ def refuse_other_clients(plan: Plan) -> None:
 
 
 def refuse_other_configs(folder: Path, configs: Mapping[str, JsonTable]) -> None:
-    """Raises UserError when the run in a folder sent its clients another train_config or evaluate_config."""
+    """Raises UserError when the run in a folder sent its clients other configs, or had other arguments."""
     recorded = read_environment(folder).get("app", configs)
     for argument, config in configs.items():
         then = recorded.get(argument, {})
         for name in sorted(then.keys() | config.keys()):
-            before = then.get(name, "absent")
-            now = config.get(name, "absent")
+            before, now = (repr(table[name]) if name in table else "absent" for table in (then, config))
             if before != now:
                 raise UserError(
                     f"{folder} holds a run with another {argument}: {name} was {before}, and is {now}; "

@@ -6,11 +6,11 @@ from typing import Any
 
 from fedsim.common.errors import UserError
 from fedsim.common.files import of_home
-from fedsim.data.fingerprint import Fingerprints, came_and_went, difference, fingerprints
+from fedsim.data.fingerprint import Fingerprints, came_and_went, difference, fingerprint, fingerprints
 from fedsim.methods.recipe import Recipe, values_of
 from fedsim.methods.registry import packages_of
 from fedsim.methods.variants import same_method
-from fedsim.records.differences import ATTACKERS, NUMBERLESS_KEYS, RUN_KEYS, differing_parts
+from fedsim.records.differences import ATTACKERS, LIMITS, NUMBERLESS_KEYS, RUN_KEYS, differing_parts
 from fedsim.records.environment import read_environment
 from fedsim.records.reading import read_settings
 from fedsim.records.record_files import is_finished
@@ -18,6 +18,7 @@ from fedsim.runs.frozen import WEIGHTS_KEY, weights_record
 from fedsim.runs.longer import ROUNDS, refuse_to_go_on
 from fedsim.settings.experiment import Experiment
 from fedsim.settings.plugins import HASH, outside_versions
+from fedsim.settings.run import NO_TARGET
 
 NUMBERS = (*RUN_KEYS, ATTACKERS, "run.threads")  # settings of [run] that no call of a run may change
 # Those that add something to a run's records and change no number of the others.
@@ -50,6 +51,15 @@ def data_here(experiment: Experiment, recipe: Recipe) -> tuple[Fingerprints, Fin
     return local_fingerprints(experiment), server_fingerprints(experiment, recipe)
 
 
+def data_of_server(experiment: Experiment, recipe: Recipe) -> tuple[Fingerprints, Fingerprints]:
+    """Returns the same on the machine of a server, which in a deployment may have the unseen domain."""
+    data, server_data = data_here(experiment, recipe)
+    run = experiment.run
+    if run.runtime == "deployment" and run.evaluate_target != "site" and run.target != NO_TARGET:
+        data = {run.target: fingerprint(experiment.data, run.target)}
+    return data, server_data
+
+
 DataOf = Callable[[Experiment, Recipe], tuple[Fingerprints, Fingerprints]]
 
 
@@ -67,12 +77,15 @@ def _refuse(folder: Path, differs: str) -> None:
 def refuse_other_settings(folder: Path, experiment: Experiment, recipe: Recipe, data_of: DataOf = data_here) -> None:
     """Raises UserError when the folder holds a run with other settings, code, data or initial weights.
 
-    A run of fewer rounds is no other run where it can go on.
+    A run of fewer rounds is no other run where it can go on. An interrupted run may go on with other limits: its
+    records then say from which round.
     """
     if not (folder / "experiment.toml").is_file():
         return
     then = read_settings(folder)
     changed = changed_settings(then, experiment)
+    if not is_finished(folder):
+        changed = [key for key in changed if key not in LIMITS]
     if changed == [ROUNDS]:
         refuse_to_go_on(folder, then, experiment, recipe)
     elif changed:

@@ -22,6 +22,7 @@ from fedsim.runs import admission
 from fedsim.runs.attacked_data import liar_notes
 from fedsim.runs.checkpoint import run_token
 from fedsim.runs.claim import claim
+from fedsim.runs.conflicts import data_of_server
 from fedsim.runs.doubt import fit_doubt
 from fedsim.runs.leftovers import nothing_left, remove_empty
 from fedsim.runs.local_models import LocalModels, keep_alphas
@@ -68,12 +69,12 @@ def serve(
     nodes are believed.
     """
     folder, run = plan.folder, plan.experiment.run
-    if admission.is_already_finished(plan):
+    if admission.is_already_finished(plan, data_of_server):
         return folder
     set_threads(run.threads)
     admission.check_server(plan)
     with recorded(plan, callbacks) as (everyone, check):
-        if not admission.is_already_finished(plan):
+        if not admission.is_already_finished(plan, data_of_server):
             space = open_workspace(plan)
             play_rounds(grid, space, Session(space, everyone, check), identify, sinks)
     return folder

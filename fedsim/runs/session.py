@@ -147,7 +147,8 @@ class Session:
         space, experiment, server_data = self.space, self.experiment, self.server_data
         now = environment() | {"device": device_record(space.device), "threads": torch.get_num_threads()}
         now["packages"] = {**now["packages"], **outside_versions(packages_of(experiment))}
-        now["on_client_failure"] = experiment.run.on_client_failure  # it may be changed for later rounds
+        for name in ("on_client_failure", "update_limit", "examples_limit"):  # they may be changed for later rounds
+            now[name] = getattr(experiment.run, name)
         if experiment.run.attackers:
             now["attackers"] = dict(experiment.run.attackers)
         now |= earlier_environments(read_environment(self.folder), now, done)

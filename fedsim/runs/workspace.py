@@ -25,15 +25,17 @@ from fedsim.data.fingerprint import Fingerprints, fingerprint
 from fedsim.data.names import plain
 from fedsim.data.reader import content_hash
 from fedsim.data.scaling import Moments, Scale, moments_of, scale_rule, scales_targets, summed_features
+from fedsim.methods.recipe import Recipe
 from fedsim.models import weight_statistics
 from fedsim.models.blind_taps import widen_convolutions
 from fedsim.models.net import Net
 from fedsim.models.tasks import rules_of
 from fedsim.runs.attacked_data import attacked, shifted_share
+from fedsim.runs.conflicts import data_of_server
 from fedsim.runs.frozen import frozen_content, frozen_record
 from fedsim.runs.plan import POOLED, Plan, resolve
 from fedsim.settings import data_root
-from fedsim.settings.experiment import parse_experiment
+from fedsim.settings.experiment import Experiment, parse_experiment
 from fedsim.settings.paths import with_own_folders
 from fedsim.tensors.arrays import state_to_record
 from strategies.model import ServerModel, server_model
@@ -301,6 +303,10 @@ class Workspace:
         local.shifted = shifted_share(self.experiment, name)
         local.at_test = self.recipe.augment.at_test(local) if self.recipe.augment else None
         return local
+
+    def data_of(self, experiment: Experiment, recipe: Recipe) -> tuple[Fingerprints, Fingerprints]:
+        """Returns the fingerprints (of the data that the server can read, of the images that parts use on it)."""
+        return data_of_server(experiment, recipe)
 
     def _client_data(self, name: str) -> ClientData:
         """Returns the data of a client; their labels are wrong where it attacks with them."""

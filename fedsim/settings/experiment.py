@@ -116,6 +116,10 @@ class Experiment(Settings):
         table["run"] |= {"validation_domain": self.run.validation_domain} if self.run.validation_domain else {}
         table["run"] |= {"select_by": self.run.select_by} if self.run.select_by != "primary" else {}
         table["run"] |= {"attackers": self.run.attackers} if self.run.attackers else {}
+        for name in ("update_limit", "examples_limit"):
+            limit = getattr(self.run, name)
+            if limit != RunSettings().model_dump()[name]:
+                table["run"][name] = limit
         for key in ("root", "cache", "accept"):
             del table["data"][key]
         # Settings that came later; runs from before them have the same hash.

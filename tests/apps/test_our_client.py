@@ -99,6 +99,29 @@ def test_the_records_are_those_of_a_run(tmp_path):
     assert accuracy == pytest.approx(pd.read_csv(folder / "rounds.csv")["target_accuracy"].iloc[-1])
 
 
+def test_another_unseen_dataset_of_the_same_name_is_another_run(tmp_path):
+    play("fedavg", rounds=1, output=str(tmp_path), target=("scanner-d", 3))
+    with pytest.raises(UserError, match=r"holds a run on other data \(scanner-d: .*; choose another output="):
+        play("fedavg", rounds=1, output=str(tmp_path), target=("scanner-d", mirrored()))
+    assert play("fedavg", rounds=1, output=str(tmp_path), target=("scanner-d", 3)).evaluate_metrics_serverapp[1]
+
+
+def mirrored():
+    """The unseen domain with other pixels."""
+    images, classes = load_domain(3).tensors
+    return TensorDataset(images.flip(3), classes)
+
+
+def test_clients_with_images_and_with_other_tensors_of_their_shape_train_together():
+    """Client 1 has normalized images, so that the others' are tensors of numbers, too."""
+
+    def mixed(context):
+        return (load_normalized if context.node_config["partition-id"] == 1 else load)(context)
+
+    result = play("fedavg", rounds=1, data=mixed, target=None)
+    assert np.isfinite(result.evaluate_metrics_clientapp[1]["validation_loss"])
+
+
 def test_a_seed_of_the_clients_alone_is_refused():
     """The network was made with the server's: runs of several seeds would begin with one and the same."""
     with pytest.raises(UserError, match=r"seed is 3 in fedsim\.client_app, and 0 in fedsim\.strategy"):
@@ -210,6 +233,10 @@ REFUSED = {
     "an unknown method": (lambda: fedsim.client_app("fedbnn", Net, load), "did you mean 'fedbn'"),
     "an unknown setting": (lambda: fedsim.client_app("fedbn", Net, load, lrate=1), "no setting is called 'lrate'"),
     "a target on a client": (lambda: fedsim.client_app("fedbn", Net, load, target="a"), "take no target"),
+    "the usual number of rounds": (lambda: fedsim.client_app("fedbn", Net, load, rounds=10), "take no rounds"),
+    "a server's setting as it is without": (
+        lambda: fedsim.client_app("fedbn", Net, load, on_client_failure="stop"), "give on_client_failure to",
+    ),
     "a server's setting on a client": (
         lambda: play("fedavg", callbacks=["json:JSONDecoder"]), "give callbacks to fedsim.strategy",
     ),

@@ -298,6 +298,23 @@ def test_another_train_config_is_another_run(tmp_path):
     assert weight_of(start(0.1).arrays) == pytest.approx(17 / 6)
 
 
+def test_another_unseen_dataset_or_score_is_another_run(tmp_path):
+    """The first of four examples is right with the first Dataset, and the first two with the other one."""
+
+    def start(labels=(0, 1, 2, 2), score=""):
+        data = TensorDataset(torch.ones(4, 2), torch.tensor(labels))
+        strategy = fedsim.strategy("fedavg", zeros(), output=str(tmp_path), score=score)
+        app = shift_app(evaluation=lambda number: {"f1": 0.5})
+        return strategy.start(grid_of(app), num_rounds=1, target=data)
+
+    start()
+    with pytest.raises(UserError, match=r"on other data \(unseen: 4 images as before, .*; choose another output="):
+        start((0, 0, 2, 2))
+    with pytest.raises(UserError, match="another strategy: score was '', and is 'f1'; choose another output="):
+        start(score="f1")
+    assert start().evaluate_metrics_serverapp[1]["accuracy"] == 0.25
+
+
 def test_records_of_own_clients_have_no_settings_of_a_client_and_no_zeros(tmp_path, monkeypatch):
     """The run of fedsim's client has lr 0.05, which nothing compares with the lr of an app: nobody knows that one."""
 
@@ -382,7 +399,10 @@ REFUSED = {
     "an unknown setting": (lambda: fedsim.strategy("fedavg", seeed=1), "did you mean 'seed'"),
     "a setting of two sections": (lambda: fedsim.strategy("fedavg", weights="uniform"), "model={'weights'"),
     "a setting of the client": (lambda: fedsim.strategy("fedavg", lr=0.1), "lr acts on the client"),
+    "its value without a word": (lambda: fedsim.strategy("fedavg", lr=0.01), "lr acts on the client"),
+    "the same in its section": (lambda: fedsim.strategy("fedavg", train={"lr": 0.01}), "lr acts on the client"),
     "a setting of start": (lambda: fedsim.strategy("fedavg", rounds=2), "num_rounds"),
+    "the usual number of rounds": (lambda: fedsim.strategy("fedavg", rounds=10), "num_rounds"),
     "a field of a part": (lambda: fedsim.strategy("krum", krum={"selct": 2}), "did you mean 'select'"),
     "no model at all": (lambda: fedsim.strategy("fedavg").start(grid_of(shift_app())), "there is no initial model"),
     "a model that is none": (lambda: fedsim.strategy("fedavg", 3), "give an nn.Module"),

@@ -1,5 +1,6 @@
 """Which runs are refused: in a folder with other settings or changed records, and those that can never start."""
 
+import json
 import logging
 import shutil
 from unittest.mock import Mock
@@ -57,6 +58,16 @@ def test_a_run_with_other_settings_is_neither_the_result_nor_continued(key, sect
         with caplog.at_level(logging.INFO, "fedsim"):
             folder = launch(folders("finished"))
         assert f"already finished: {folder}" in caplog.text
+
+
+def test_a_stopped_run_may_go_on_with_other_limits_and_a_finished_one_has_its_own(folders):
+    """A limit refuses replies, so that a run with another one has other numbers; its records say from which round."""
+    other = {"run": {**RUN, "update_limit": 3.0}}
+    with pytest.raises(UserError, match=r"holds a run with other settings \(run.update_limit\)"):
+        launch(folders("finished", **other))
+    interrupt(folders("limited"), 1)
+    record = json.loads((launch(folders("limited", **other)) / "environment.json").read_text())
+    assert (record["earlier"][0]["update_limit"], record["update_limit"]) == (100.0, 3.0)
 
 
 def test_the_model_of_a_run_that_trained_on_the_unseen_domain_is_no_start(folders):
