@@ -148,7 +148,9 @@ class CombinationSearch(Study):
             self.order_folds()
         elif self.step <= len(self.rungs):
             self.rank_candidates(self.step - 1)
-        if self.step == len(self.rungs):
+        is_last = self.step == len(self.rungs)
+        nobody_is_left = not any(unseen.left for unseen in self.unseen)
+        if is_last or nobody_is_left:
             self.show_winners()
 
     @property

@@ -82,8 +82,11 @@ class Contribution(Grid):
         return rows
 
     def metric_of(self, cell: Cell) -> float:
-        """The task's metric on the unseen domain in the selected round; NaN for a cell without a result."""
-        value = selected_on_target(cell.folder, self.task)
+        """The task's metric on the unseen domain in the selected round; NaN for a cell without a result.
+
+        The folder of a failed cell may hold a run with other settings.
+        """
+        value = selected_on_target(cell.folder, self.task) if cell.state == "finished" else None
         return math.nan if value is None else value
 
 

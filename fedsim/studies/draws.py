@@ -24,7 +24,7 @@ from fedsim.common.files import atomic_write
 from fedsim.common.tables import MISSING, csv_text, percent
 from fedsim.data import unseen_domains
 from fedsim.data.benchmarks import AVERAGE
-from fedsim.records.record_files import read_record
+from fedsim.records.record_files import is_finished, read_record
 from fedsim.records.selection import DEFAULT_RULE, RULE_TITLES, rule_title
 from fedsim.settings.experiment import read_experiment
 from fedsim.studies.budget import Budget
@@ -214,14 +214,23 @@ def flatness_columns(plan: PlannedSearch, different: Sequence[Trial]) -> dict[st
 
 
 def summary_of(trial: Trial) -> dict[str, Any]:
-    """Return the summary of a draw's run; empty without one."""
-    rows = read_record(trial.cells[0].folder / "summary.csv")
+    """Return the summary of a draw's run; empty without one.
+
+    The folder of a failed cell may hold a run with other settings.
+    """
+    cell = trial.cells[0]
+    if cell.state == "failed":
+        return {}
+    rows = read_record(cell.folder / "summary.csv")
     return {} if rows.empty else dict(rows.iloc[0])
 
 
 def steps_of(trial: Trial) -> float:
     """Return the steps of a draw; of one that was pruned those until then, whenever its process was ended."""
-    rounds = read_record(trial.cells[0].folder / "rounds.csv")
+    cell = trial.cells[0]
+    if cell.state == "failed" and is_finished(cell.folder):
+        return 0  # it is a run with other settings
+    rounds = read_record(cell.folder / "rounds.csv")
     if 0 in trial.stopped:
         is_counted = rounds["round"] <= trial.stopped[0]
         return rounds["steps"][is_counted].sum()

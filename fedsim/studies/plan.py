@@ -120,7 +120,7 @@ def plan_cells(
         settings = [*overrides, f"method.name={method}", *values, f"run.target={target}", f"run.seed={seed}"]
         settings.append(f"run.label={json.dumps(label_of(values, label), ensure_ascii=False)}")
         try:
-            cell = _plan_cell(read_experiment(config, settings, preset), shared)
+            cell = _plan_cell(read_experiment(config, settings, preset), values, shared)
         except UserError as error:
             refused[method] = error
             continue
@@ -150,8 +150,11 @@ def is_same_run(cell: Cell, other: Cell) -> bool:
     return cell.experiment.model_copy(update={"method": experiment.method}) == experiment
 
 
-def _plan_cell(experiment: Experiment, shared: Readers) -> Cell:
-    """The cell of an experiment: waiting, finished, or failed with the reason."""
+def _plan_cell(experiment: Experiment, values: Sequence[str], shared: Readers) -> Cell:
+    """The cell of an experiment: waiting, finished, or failed with the reason.
+
+    values: those of the grid, of which a method that cannot be built has all in its folder's name
+    """
     from fedsim.runs import admission
     from fedsim.runs.plan import complete, folder_of, resolve
 
@@ -162,7 +165,9 @@ def _plan_cell(experiment: Experiment, shared: Readers) -> Cell:
         if "+" not in experiment.method_name and not isinstance(error, PresetConflictError):
             raise
         experiment = complete(experiment)
-        return Cell(experiment, folder_of(experiment, experiment.method_name), "failed", reason=str(error))
+        of_method = ",".join(value for value in values if value.startswith("method."))
+        folder = folder_of(experiment, f"{experiment.method_name}@{of_method}")
+        return Cell(experiment, folder, "failed", reason=str(error))
     try:
         if admission.check_folder(plan, shared.data_of):
             return Cell(experiment, plan.folder, "finished")

@@ -45,9 +45,9 @@ def validation_of(cell: Cell, on_target: bool = False) -> float | str:
 
 
 def curve_of(cell: Cell) -> dict[int, float]:
-    """Return {round: validation} of a cell as recorded so far, without round 0."""
+    """Return {round: validation} of a cell as recorded so far, without round 0; empty for a failed one."""
     rounds = read_record(cell.folder / "rounds.csv")
-    if rounds.empty:
+    if cell.state == "failed" or rounds.empty:
         return {}
     column = primary_column(cell.experiment, task_of(rounds).metric)
     if column not in rounds:

@@ -166,6 +166,17 @@ def test_a_domain_that_is_called_like_a_missing_value_or_a_number_keeps_its_name
     assert [text.get_text() for text in panel.get_xticklabels()] == ["rung 1\nfolds: 1"]
 
 
+def test_the_end_is_said_where_no_candidate_has_a_score():
+    """The search then ends after its first rung, as a client has failed in every run."""
+    shown = []
+    study = SimpleNamespace(step=1, rungs=[1, 2, 3], unseen=[SimpleNamespace(left=[])])
+    study.rank_candidates, study.show_winners = (lambda rung: None), (lambda: shown.append(study.step))
+    combinations.CombinationSearch.tell(study, [])
+    study.step, study.unseen = 2, [SimpleNamespace(left=[]), SimpleNamespace(left=[0])]
+    combinations.CombinationSearch.tell(study, [])
+    assert shown == [1]
+
+
 def test_a_single_part_without_a_score_is_not_the_best_one(monkeypatch):
     """A part whose cells failed has no score; it was named where no single part had one."""
     given = []

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from invented import write_run
 from typer.testing import CliRunner
 
 from fedsim.commands.cli import app
@@ -69,6 +70,14 @@ def study_of(monkeypatch, complete, without, task):
     study.task = task
     monkeypatch.setattr(study, "metric_of", lambda cell: values[cell.folder])
     return study
+
+
+def test_a_cell_that_was_refused_has_no_number_of_the_run_in_its_folder(tmp_path):
+    folder = write_run(tmp_path, read_experiment("digits", ["run.target=rot75", SMALL[1]]))
+    study = Contribution([Cell(read_settings(folder), folder, "finished")], {})
+    assert not math.isnan(study.metric_of(study.cells[0]))
+    study.cells[0].state = "failed"
+    assert math.isnan(study.metric_of(study.cells[0]))
 
 
 def test_table_by_hand(monkeypatch):

@@ -119,6 +119,15 @@ def test_the_choice_by_hand(tmp_path):
     ]  # fmt: skip
 
 
+def test_a_draw_that_was_refused_has_no_number_of_the_run_in_its_folder(tmp_path):
+    """Draw 0 is the file's own values, whose folder may hold a run with other settings."""
+    plan = searched(tmp_path, ["failed", 0.75], [0.4, 0.6])
+    plan.trials[0].cells[0].state = "failed"
+    row = tuned_row(plan)
+    assert (row["draw"], row["target_accuracy"], row["untuned_target_accuracy"]) == (1, 0.6, None)
+    assert (row["steps"], row["untuned_steps"]) == (10, None)
+
+
 def test_a_sampler_depends_on_the_trials_alone():
     """A value that lies outside of its space, such as the file's own, is no information."""
     pytest.importorskip("optuna")

@@ -92,6 +92,16 @@ def test_a_combination_or_network_that_is_refused_is_one_failed_cell():
         planned("fedavg fedaavg")
 
 
+@pytest.mark.parametrize("values", ["0.1,-1,-2", "-1,-2,0.1"])
+def test_a_refused_value_of_a_combination_is_a_failed_cell_of_its_own(values, tmp_path):
+    """0.1 is the row's own value, whose folder a refused one does not take."""
+    grid = [f"method.proximal.mu={values}"]
+    cells = planned("fedprox+fedadam", "rot0", grid, [f"run.output={tmp_path}"])
+    by_value = {cell.experiment.method["proximal"]["mu"]: cell for cell in cells}
+    assert {value: cell.state for value, cell in by_value.items()} == {0.1: "waiting", -1: "failed", -2: "failed"}
+    assert by_value[0.1].folder.parts[-3] == "fedprox+fedadam"
+
+
 def test_a_sweep_from_end_to_end(tmp_path, in_this_process):
     """Cells that cannot run, or fail, are named with their reason at the end; the others run; the exit code is 1."""
     words = ["sweep", "digits", "--targets", "rot0,rot15", "--grid", "train.lr=0.05,1e30", "--jobs", "1", *SET]
