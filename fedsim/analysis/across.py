@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pandas as pd
 
@@ -125,6 +125,7 @@ class Pairs:
     tests: first (the better one), second, difference (first - second), p_value, p_holm; the least p first
     friedman: p of the hypothesis that all methods are alike; NaN for two methods
     left_out: the methods that lack a block, and are in no test
+    apart: those that are ranked separately, because they are not federated or use images of the unseen domain
     """
 
     ranks: pd.Series
@@ -132,6 +133,7 @@ class Pairs:
     blocks: int
     friedman: float
     left_out: list[str]
+    apart: list[str] = field(default_factory=list)
 
     def differ(self, one: str, other: str) -> bool:
         """Whether the test of a pair is significant after Holm's correction."""
@@ -166,7 +168,8 @@ def pairs(parts: Mapping[str, Comparison]) -> Pairs:
     seeds that all its methods have. Raises UserError when fewer than two methods have all blocks, or no seed is
     shared.
     """
-    scores, left_out = _scores_of_blocks(parts)
+    group, apart = _one_group(parts)
+    scores, left_out = _scores_of_blocks(parts, group)
     measure = next(iter(parts.values())).measure
     rounded = comparable(scores)
     ranks_of_blocks = rounded.rank(axis="columns", ascending=measure.less_is_better)
@@ -185,7 +188,7 @@ def pairs(parts: Mapping[str, Comparison]) -> Pairs:
     tests = pd.DataFrame(rows)
     tests["p_holm"] = holm(tests["p_value"])
     tests = tests.sort_values("p_value", kind="stable", ignore_index=True)
-    return Pairs(ranks, tests, len(scores), _friedman(rounded), left_out)
+    return Pairs(ranks, tests, len(scores), _friedman(rounded), left_out, apart)
 
 
 def _column(scores: pd.DataFrame, label: str) -> pd.DataFrame:
@@ -193,17 +196,31 @@ def _column(scores: pd.DataFrame, label: str) -> pd.DataFrame:
     return scores[label].to_frame("score").rename_axis(columns="target")
 
 
-def _scores_of_blocks(parts: Mapping[str, Comparison]) -> tuple[pd.DataFrame, list[str]]:
-    """(blocks × methods that have all blocks, the methods that lack one); means over the seeds that all of them have.
+def _one_group(parts: Mapping[str, Comparison]) -> tuple[list[str], list[str]]:
+    """(the methods of the first group that has two, the other methods); groups are ranked separately."""
+    group_of: dict[str, str] = {}
+    for part in parts.values():
+        group_of |= dict(zip(part.methods["label"], part.methods["group"]))
+    for group in GROUPS:
+        members = [label for label in group_of if group_of[label] == group]
+        if len(members) > 1:
+            return members, [label for label in group_of if group_of[label] != group]
+    return list(group_of), []
 
-    Raises UserError as `pairs` does.
+
+def _scores_of_blocks(parts: Mapping[str, Comparison], methods: Sequence[str]) -> tuple[pd.DataFrame, list[str]]:
+    """(blocks × those of some methods that have all blocks, those that lack one); means over the seeds that all have.
+
+    Blocks are the unseen domains on which the metric is defined. Raises UserError as `pairs` does.
     """
     grids = {}  # {block: seeds × methods}
     for name, part in parts.items():
         for target, runs in part.table.groupby("target", sort=False):
+            if target in part.undefined:
+                continue
             block = f"{target} of {name}"
             grids[block] = runs.pivot(index="seed", columns="label", values="accuracy")
-    labels = keys_of(grids.values())
+    labels = [label for label in keys_of(grids.values()) if label in methods]
     complete = []
     for label in labels:
         if all(_has_scores(grid, label) for grid in grids.values()):
@@ -254,4 +271,6 @@ def notes_on(pairs: Pairs) -> list[str]:
         lines.append(f"With {blocks} domains and {tests} pairs no pair can differ, however large the difference.")
     if pairs.left_out:
         lines.append(f"Without all domains, and in no test: {', '.join(pairs.left_out)}.")
+    if pairs.apart:
+        lines.append(f"Ranked separately, and in no test: {', '.join(pairs.apart)}.")
     return lines

@@ -256,6 +256,7 @@ def clock(runs: Runs, comparison: Comparison, profiles: Profiles) -> Clock:
         "A round takes as long as its slowest client: seconds of training and validation times slowdown, and its bytes "
         "over its link. The server's own time is left out.",
         f"Seconds were recorded where the runs were made. Profiles: {described(profiles)}.",
+        *comparison.notes,
     ]
     times = pd.concat(parts, ignore_index=True)
     every_curve = pd.concat(curves, ignore_index=True)

@@ -42,7 +42,7 @@ from fedsim.analysis.statistics import (
 )
 from fedsim.analysis.worst_source import with_worst_source
 from fedsim.common.errors import UserError, nearest
-from fedsim.common.tasks import task_of
+from fedsim.common.tasks import CLASSIFICATION, task_of
 from fedsim.data.benchmarks import AVERAGE
 from fedsim.records.differences import refuse_twice, require_alike, variant_text, variants
 from fedsim.records.reading import Runs, with_unseen
@@ -364,7 +364,7 @@ def _add_papers(
     published: bool | Path,
 ) -> list[str]:
     """Add the papers' rows next to these runs, whose settings are taken as they were given; return notes on them."""
-    if not published or not comparison.is_primary:  # the papers print no other metric
+    if not published or comparison.metric != CLASSIFICATION.metric:  # the papers print no other metric
         return []
     table, targets = comparison.table, comparison.targets
     given = {}

@@ -24,6 +24,7 @@ from fedsim.analysis.figure_style import (
     written,
 )
 from fedsim.analysis.statistics import over_seeds
+from fedsim.common.tasks import CLASSIFICATION
 from fedsim.settings.experiment import Experiment
 
 FRONT = "cost-quality front"
@@ -219,7 +220,7 @@ def against_papers(comparison: Comparison, experiment: Experiment, name: str) ->
     The line of a method joins ours and the papers' mean. None where ours and the papers share too few methods.
     """
     frame = 100 * against_fedavg(comparison.table, experiment, comparison.targets)
-    if frame.empty or not comparison.is_primary:
+    if frame.empty or comparison.metric != CLASSIFICATION.metric:
         return None
     frame = frame.dropna(subset=[OURS]).dropna(axis="columns", how="all")
     frame = frame.sort_values(OURS)

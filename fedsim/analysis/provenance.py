@@ -57,14 +57,17 @@ def refuse_unlike_data(runs: Runs, recorded: Environments) -> None:
     """UserError when runs with the same data settings used different images under one name, with any seeds.
 
     Fingerprints are of all images of a domain, before a seed draws some of them. Only a reader from outside of fedsim
-    may have other ones for other seeds; runs on its data are compared with those of the same seed of splits.
+    may have other ones for other seeds; runs on its data are compared with those of the same seed of splits. Rows with
+    categories of the sources are encoded by these, so that runs are compared with those of the same unseen domain.
     """
     first: First = {}
     for run, table in recorded.items():
         experiment = runs.experiments[run]
         data = experiment.data
         drawn = "any" if data.dataset in BENCHMARKS else data.seed_of_splits
-        group = (*_data_settings(experiment), drawn)
+        of_sources = isinstance(data.columns.get("categories"), list)
+        coded = experiment.run.target if of_sources else "any"
+        group = (*_data_settings(experiment), drawn, coded)
         domains = {**table.get("data", {}), **table.get("server_data", {})}
         for name, images in domains.items():
             other, others = first.setdefault((group, name), (run, images))

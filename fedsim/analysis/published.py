@@ -17,6 +17,7 @@ import pandas as pd
 
 from fedsim.common.errors import UserError
 from fedsim.common.lists import keys_of
+from fedsim.data.benchmarks import AVERAGE
 from fedsim.records.differences import ABSENT, comparable_settings, method_words, used_settings, value_text, with_values
 from fedsim.settings.experiment import Experiment, read_experiment
 
@@ -192,7 +193,7 @@ def as_ours(frame: pd.DataFrame, methods: Iterable[str], targets: Iterable[str])
     """Rows in the form of published.csv for one data set and backbone, under our names of methods and targets."""
     ours = {squeeze(method): method for method in methods}
     domains = {domain_key(target): target for target in targets}
-    domains["average"] = "average"
+    domains[AVERAGE] = AVERAGE
     squeezed = frame["method"].map(_squeezed_method)
     keys = frame["target_domain"].map(domain_key)
     rows = frame.assign(
@@ -201,9 +202,9 @@ def as_ours(frame: pd.DataFrame, methods: Iterable[str], targets: Iterable[str])
         paper_name=frame["paper"].str.split(" Table").str[0],
     )
     rows = _fullest(rows.dropna(subset=["ours", "target"]))
-    # A printed average is over all of the data set's domains; it is shown only when ours is over all of them too.
-    if not set(keys) <= set(domains):
-        rows = rows[rows["target"] != "average"]
+    # A printed average is shown only when ours is over the domains that are printed.
+    if set(keys) | {AVERAGE} != set(domains):
+        rows = rows[rows["target"] != AVERAGE]
     table = pd.DataFrame(
         {
             "label": rows["method"].replace(SHOWN),
@@ -334,9 +335,14 @@ def added_rows(
         squeezed = [squeeze(name) for name in ours]
         frame = frame[printed.isin(squeezed)]
     rows = as_ours(frame, methods, targets)
+    notes = []
+    has_average = AVERAGE in set(frame["target_domain"].map(domain_key))
+    if has_average and AVERAGE not in set(rows["target"]):
+        notes.append(f"Averages of {file} are not shown: they are over other domains than those of these runs, or it "
+                     "does not print these.")  # fmt: skip
     if rows.empty:
-        return rows, [f"{file}: no row of {data}, {backbone} and these methods."]
-    return rows, [f"Rows of {file} are shown without a check that their protocol is that of these runs."]
+        return rows, [f"{file}: no row of {data}, {backbone}, these methods and domains.", *notes]
+    return rows, [f"Rows of {file} are shown without a check that their protocol is that of these runs.", *notes]
 
 
 def _read_added(file: Path) -> pd.DataFrame:

@@ -348,7 +348,7 @@ def more_than_accuracy(runs: Runs, comparison: Comparison, by: Sequence[str]) ->
         rows.append(Row(row))
     columns = [LABEL]
     for table in tables.values():
-        columns.append(Column(table.measure.title))
+        columns.append(Column(table.measure.heading))
     classes = class_accuracies(predictions) if predictions else None
     return Table(columns, rows, notes=_notes_on_metrics(tables, comparison)), classes
 
@@ -373,10 +373,9 @@ def _other_metrics(runs: Runs, comparison: Comparison, by: Sequence[str]) -> dic
 def _notes_on_metrics(tables: Mapping[str, Comparison], comparison: Comparison) -> list[str]:
     """What the numbers of a table of several metrics are, and which of them are missing or undefined."""
     measures = [table.measure for table in tables.values()]
-    unit = "In %, averages" if comparison.measure.is_fraction else "Averages"
     titles = " and ".join(measure.title for measure in measures if measure.less_is_better)
     less = f" Less is better in {titles}." if titles else ""
-    notes = [f"{unit} over the targets, {over_seeds(comparison.most_seeds)}.{less}"]
+    notes = [f"Averages over the targets, {over_seeds(comparison.most_seeds)}.{less}"]
     for table in tables.values():
         for note in table.notes:
             if note.startswith(("Missing", "Not computed")) or "is not defined" in note:

@@ -63,15 +63,15 @@ def compare(
     parts = {folder: chosen_runs(folder, methods, targets, seeds, only=needed) for folder in folders}
     folder, runs = next(iter(parts.items()))
     if clock:
-        refuse_beside_clock(len(parts), select, metric, published)
-        show_clock(runs, clock, select, baseline, by or [], format, figure)
+        refuse_beside_clock(len(parts), select, metric, baseline, published)
+        show_clock(runs, clock, select, by or [], format, figure)
     elif len(parts) > 1:
         if by or published:
             raise UserError("--by and --published are for one folder: compare each data set by itself")
         show_across(parts, select, baseline, format, metric, correction, figure)
     elif figure:
         raise UserError("--figure draws the mean ranks over several data sets; give their folders, or use fedsim plot")
-    elif is_table(runs.folder) and not baseline and not by and metric in ("", "accuracy"):
+    elif is_table(runs.folder) and not (baseline or by or published) and metric in ("", "accuracy"):
         show_reproduction(folder, runs, select, format, trust)
     else:
         show_comparison(folder, runs, select, baseline, by or [], format, metric, correction, published)
@@ -223,17 +223,18 @@ def needed_records(select: str, clock: str) -> list[str]:
     return RECORDS_OF_ROUNDS if clock or select == WORST_SOURCE else RECORDS_OF_ROUNDS[:1]
 
 
-def refuse_beside_clock(folders: int, select: str, metric: str, published: Path | None) -> None:
+def refuse_beside_clock(folders: int, select: str, metric: str, baseline: str, published: Path | None) -> None:
     """Raise UserError for what `--clock` does not go together with."""
     from fedsim.records.selection import WORST_SOURCE
 
-    if folders > 1 or select == WORST_SOURCE or metric or published:
-        raise UserError("--clock is for one folder, the task's own metric and a rule of runs: leave the rest out")
+    if folders > 1 or select == WORST_SOURCE or metric or baseline or published:
+        raise UserError(
+            "--clock is for one folder, the task's own metric and a rule of runs, and it makes no tests: leave the "
+            "rest out"
+        )
 
 
-def show_clock(
-    runs: "Runs", source: str, select: str, baseline: str, by: list[str], format: str, figure: Path | None
-) -> None:
+def show_clock(runs: "Runs", source: str, select: str, by: list[str], format: str, figure: Path | None) -> None:
     """Print what a folder's runs would have taken on the machines of a clock, and draw the figure where asked."""
     from fedsim.analysis import compare
     from fedsim.analysis.clock import clock, read_profiles
@@ -243,7 +244,7 @@ def show_clock(
     if format not in FORMATS:
         raise UserError(f"unknown format {format!r}; known: {', '.join(FORMATS)}")
     profiles = read_profiles(source)
-    made = clock(runs, compare(runs, select, baseline or None, by, published=False), profiles)
+    made = clock(runs, compare(runs, select, by=by, published=False), profiles)
     table = made.table()
     if format == "table":
         show_tables([table], table.notes, console)

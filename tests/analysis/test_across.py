@@ -95,6 +95,22 @@ def test_all_pairs(blocks, p_value, count, groups):
     assert len(critical_figure(found, "A").axes[0].texts) == 3
 
 
+def test_methods_of_another_group_and_domains_without_a_value_are_in_no_test():
+    """On d7 the metric has no value in any run; n is pooled training, which has no rank in the table either."""
+    cells = scores(8)
+    for method, target, seed in cells:
+        if target == "d7":
+            cells[method, target, seed] = math.nan
+    own = replace(part(cells), undefined=("d7",))
+    own.methods.loc[own.methods["label"] == "n", "group"] = "pooled"
+    found = pairs({"A": own})
+    assert found.ranks.to_dict() == {"m": 1, "k": 2}
+    assert (found.blocks, found.left_out, found.apart) == (7, ["late"], ["n"])
+    assert "Ranked separately, and in no test: n." in notes_on(found)
+    own.methods["group"] = "transductive"  # all of one group are tested, whichever it is
+    assert pairs({"A": own}).ranks.to_dict() == {"m": 1, "n": 2, "k": 3}
+
+
 def test_seeds_of_one_domain_are_one_block_and_only_shared_seeds_count():
     found = pairs({"A": part({("m", "x", 0): 0.5, ("m", "x", 1): 0.1, ("n", "x", 0): 0.4})})
     assert found.tests["difference"].tolist() == pytest.approx([0.1])
@@ -143,6 +159,14 @@ def test_numbers_that_a_user_adds(tmp_path):
     rows, notes = added_rows(file, pacs_experiment(), ["fedavg"], PACS)
     assert rows[["method", "source", "target", "mean"]].values.tolist() == [["fedavg", "Mine Table 1", "photo", 0.955]]
     assert "without a check" in notes[0]
+    file.write_text(HEAD + ROW + ROW.replace("photo", "average"))  # of which domains it is, the file does not say
+    rows, notes = added_rows(file, pacs_experiment(), ["fedavg"], PACS)
+    assert list(rows["target"]) == ["photo"]
+    assert "are not shown: they are over other domains" in notes[1]
+    file.write_text(HEAD + "".join(ROW.replace("photo", target) for target in (*PACS, "average")))
+    rows, notes = added_rows(file, pacs_experiment(), ["fedavg"], PACS)
+    assert (set(rows["target"]), len(notes)) == ({*PACS, "average"}, 1)
+    assert "average" not in set(added_rows(file, pacs_experiment(), ["fedavg"], PACS[:2])[0]["target"])
     for text, words in ((HEAD + ROW.replace("95.5", "955"), "line 2: accuracy_percent"), ("paper\nx\n", "no column")):
         file.write_text(text)
         with pytest.raises(UserError, match=words):

@@ -1,6 +1,7 @@
 """The clock: what recorded runs would have taken on other machines and links."""
 
 import math
+import shutil
 
 import pandas as pd
 import pytest
@@ -73,6 +74,18 @@ def test_a_whole_folder(tmp_path):
         assert list(record.values())[-1] == pytest.approx(averages[label])
         assert 0 < record["transfer"] < 1
     assert made.figure().axes[0].get_xlabel() == "hours"
+
+
+def test_hours_have_the_notes_of_the_comparison(tmp_path):
+    """Methods with other targets stand next to each other as in a comparison, which says so."""
+    folder = write_grid(tmp_path, {"fedavg": 0.0, "csac": 0.1}, rounds=2, targets=["photo", "sketch"])
+    shutil.rmtree(folder / "csac" / "sketch")
+    runs = read_runs(folder)
+    comparison = compare(runs, published=False)
+    (missing,) = [note for note in comparison.notes if note.startswith("Missing")]
+    assert missing in clock(runs, comparison, read_profiles("clinics-dsl")).table().notes
+    given = ["compare", str(folder), "--clock", "clinics-dsl", "--baseline", "fedavg"]
+    assert "it makes no tests" in str(CliRunner().invoke(app, given).exception)
 
 
 def test_a_last_round_without_a_value_has_none(tmp_path):

@@ -23,6 +23,7 @@ SKETCH = {"sketch": {"images": 3929, "content": "cc"}}
 SEED_1, CSAC, ON_SKETCH = {"seed": 1}, {"method": "csac"}, {"target": "sketch"}  # what the second of two runs is
 FOLDER = {"dataset": "folder"}
 IMAGES = r"different images under the name 'photo' \(1,6(70|69) in .*, 1,6(70|69) in "
+CODED = {"data": {"dataset": "arrays", "columns": {"categories": ["cp"]}}}  # whose values are those of the sources
 ALIGN = "parts.semantic_calibration.align"
 
 
@@ -64,6 +65,8 @@ def calibration(align):
     ({"data": PHOTO}, {"data": OTHER}, SEED_1, IMAGES),
     ({"data": PHOTO}, {"data": PHOTO | SKETCH}, CSAC, ""), ({"data": PHOTO}, {"data": {}}, CSAC, ""),
     ({"data": PHOTO}, {}, CSAC, ""),
+    ({"data": PHOTO}, {"data": OTHER}, ON_SKETCH | CODED, ""),
+    ({"data": PHOTO}, {"data": OTHER}, SEED_1 | CODED, IMAGES),
     # Where the settings name no domains, all folders in the data root are clients; of a deployment only the domains
     # are recorded whose sites have answered.
     ({"data": PHOTO}, {"data": PHOTO | SKETCH}, SEED_1 | {"data": FOLDER}, "seed1 did not have .*: sketch"),
