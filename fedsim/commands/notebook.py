@@ -222,7 +222,18 @@ def _with_datasets(experiment: Experiment, data: Mapping[str, Any]) -> Experimen
     for domain, of_domain in held.items():
         HERE[domain] = of_domain.counted_from(first).in_form(are_images)
     of_data = settings_for(next(iter(shapes.values())), are_images)
-    return experiment.replace(data={**of_data, "domains": sorted(held), "classes": list(classes)})
+    names = {"domains": sorted(held), "classes": list(classes)}
+    _refuse_other_names(experiment, names)
+    return experiment.replace(data={**of_data, **names})
+
+
+def _refuse_other_names(experiment: Experiment, names: Mapping[str, list[str]]) -> None:
+    """Raises UserError where the settings name other domains or classes than the Datasets have."""
+    for name, present in names.items():
+        given = list(getattr(experiment.data, name))
+        if given and given != present:
+            raise UserError(f"{name} = {given}: the Datasets have the {name} {present}; leave {name} out, and give the "
+                            "Datasets that the run shall have")  # fmt: skip
 
 
 def _backbone(model: str | Model | None, data: Data, experiment: Experiment) -> str:

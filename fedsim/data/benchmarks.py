@@ -140,8 +140,7 @@ def discover(data: DataSettings, row: Benchmark) -> Benchmark:
     root = data_root(data)
     asked = sorted(map(composed, data.domains))
     named = sorted(map(composed, data.classes))
-    is_here = any((root / name).is_dir() for name in data.domains)
-    if asked and len(named) > 1 and not is_here:
+    if asked and len(named) > 1 and not _has_any(root, data):
         return replace(row, domains=tuple(asked), classes=tuple(named))
     if not root.is_dir():
         hint = "set data.root or $FEDSIM_DATA; a server without images needs data.domains and data.classes"
@@ -158,6 +157,14 @@ def discover(data: DataSettings, row: Benchmark) -> Benchmark:
     classes = _common_classes(root, classes_of, named)
     domains = tuple(sorted({*on_disk, *asked}))
     return replace(row, domains=domains, classes=tuple(classes))
+
+
+def _has_any(root: Path, data: DataSettings) -> bool:
+    """Whether any domain of the settings has a folder here."""
+    if not data.levels:
+        return any((root / name).is_dir() for name in data.domains)
+    on_disk = tree_of(root, levels_of(data)) if root.is_dir() else {}
+    return any(composed(name) in on_disk for name in data.domains)
 
 
 def _refuse_missing_domains(root: Path, asked: Sequence[str], on_disk: Sequence[str]) -> None:

@@ -114,7 +114,11 @@ def _list_by_levels(
 ) -> Listing:
     """Files and labels of a domain whose class folders `data.levels` finds."""
     levels = levels_of(data)
-    folders = tree_of(root, levels)[domain]
+    tree = tree_of(root, levels)
+    if domain not in tree:
+        place = f"{root}{read_from(root)}"
+        raise UserError(f"no folder of the domain {domain!r} in {place}, read as data.levels = {data.levels!r} says")
+    folders = tree[domain]
     images = []
     for name in bench.classes:
         of_class: list[str] = []

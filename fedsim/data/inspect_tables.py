@@ -113,6 +113,11 @@ def inspect_table(path: Path, data: DataSettings) -> TableInspection:
 
     Raises UserError for a table that cannot be read, and where it is not known which columns are label and domain.
     """
+    for name in ("domains", "levels"):
+        if getattr(data, name):
+            raise UserError(
+                f"data.{name}: the inspection of a table of numbers looks at all of its rows; leave it out here"
+            )
     files = tables_in(path)
     tables = {file: _with_domain(file, data) for file in files}
     cells = pd.concat(tables.values(), ignore_index=True)
@@ -138,9 +143,15 @@ def inspect_table(path: Path, data: DataSettings) -> TableInspection:
             _without(columns, telling),
             is_folder=len(files) > 1,
             suspects=[name for name, _ in suspects],
-            task=data.task,
+            chosen=chosen_of(data),
         ),
     )
+
+
+def chosen_of(data: DataSettings) -> dict[str, object]:
+    """The settings of an inspection that a run needs, too, where they are given."""
+    values = {name: getattr(data, name) for name in ("task", "domains", "classes")}
+    return {name: value for name, value in values.items() if value}
 
 
 def _places_in(tables: Mapping[Path, pd.DataFrame]) -> Place:
@@ -485,19 +496,22 @@ def _positions_of_equals(rows: Rows) -> Iterable[list[int]]:
     return positions.values()
 
 
-def _experiment(path: Path, columns: Columns, is_folder: bool, suspects: Sequence[str], task: str) -> str:
+def _experiment(
+    path: Path, columns: Columns, is_folder: bool, suspects: Sequence[str], chosen: Mapping[str, object]
+) -> str:
     """The text of an experiment file for the table."""
-    label = list(columns.labels) if task == MULTI_LABEL.name else columns.label
+    label = list(columns.labels) if chosen.get("task") == MULTI_LABEL.name else columns.label
     named: dict[str, object] = {"label": label, "features": list(columns.features)}
     if not is_folder:
         named["domain"] = columns.domain
     if columns.group:
         named["group"] = columns.group
+    if columns.split not in ("", "split"):  # the usual name is read without being named
+        named["split"] = columns.split
     if columns.categories:
         named["categories"] = _lists(columns.categories)
     if columns.missing:
         named["missing"] = _lists(columns.missing)
-    chosen = {"task": task} if task else {}
     settings = {
         "data": {
             "dataset": "arrays",
@@ -560,6 +574,7 @@ def inspect_npz(path: Path, data: DataSettings) -> TableInspection:
             "split": "stratified",
             "holdout": 0.2,
             "scale": "federated",
+            **chosen_of(data),
             "columns": dict(data.columns),
         },
         "model": {

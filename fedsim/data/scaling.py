@@ -86,8 +86,11 @@ class Scale:
 
 
 def scale_rule(data: DataSettings, bench: Benchmark) -> str:
-    """How the examples of a data set are standardized: `federated`, `site` or `none`, which images always have."""
-    if not bench.shape:
+    """How the examples of a data set are standardized: `federated`, `site` or `none`.
+
+    Images and examples without a number to standardize, such as rows of categories alone, have `none`.
+    """
+    if not bench.numeric:
         return "none"
     if data.scale != "auto":
         return data.scale

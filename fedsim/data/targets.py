@@ -10,6 +10,7 @@ from fedsim.common.tasks import MULTI_LABEL, OF_TENSORS, REGRESSION
 from fedsim.settings import DataSettings
 
 STRATUM = "all"  # the one class that stands for all examples, where they have none
+LEAST = 1e-5  # errors of smaller numbers would have less than four digits, because scores are compared to nine decimals
 
 
 def targets_or_classes(data: DataSettings, names: tuple[str, ...]) -> dict[str, Any]:
@@ -49,7 +50,20 @@ def checked_targets(values: np.ndarray, task: str, where: str) -> np.ndarray:
     for row, column in np.argwhere(is_wrong)[:1]:
         value = targets[row, column]
         raise UserError(f"{where}[{row}]: {value} is {fault}, which data.task = {task!r} needs")
+    refuse_tiny(targets, task, where)
     return targets.astype(np.float32)
+
+
+def refuse_tiny(targets: np.ndarray, task: str, where: str) -> None:
+    """Raises UserError for numbers that are all so small that their errors count as equal."""
+    if task != REGRESSION.name or not targets.size:
+        return
+    largest = float(np.abs(targets).max())
+    if 0 < largest < LEAST:
+        raise UserError(
+            f"{where}: the largest label is {largest:.3g}, and errors are compared to nine decimals; write the labels "
+            "in a smaller unit"
+        )
 
 
 def wrong_targets(targets: np.ndarray, task: str) -> tuple[np.ndarray, str]:

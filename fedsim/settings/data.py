@@ -154,7 +154,7 @@ class DataSettings(Settings):
         float,
         Only(partition="dirichlet", clients_per_domain=Above(1)),
         Only(partition="dirichlet", mix=Above(0)),
-        Only(partition="dirichlet", clients=Above(0)),
+        Only(partition="dirichlet", clients=GIVEN),
     ] = Field(0.5, gt=0, description="concentration of the Dirichlet partition over classes")
     mix: float = Field(
         0.0,

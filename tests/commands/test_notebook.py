@@ -213,6 +213,13 @@ REFUSED = {
     "a model for other classes": (
         lambda: fedsim.run("fedavg", domains(), model=nn.Sequential(nn.Linear(3, 4))), "gives 4 outputs, and there are",
     ),
+    "some of the domains": (
+        lambda: fedsim.run("fedavg", domains(), "west", model=Net, domains=["north", "west"]),
+        "leave domains out, and give the Datasets that the run shall have",
+    ),
+    "names of classes": (
+        lambda: fedsim.run("fedavg", domains(), "west", model=Net, classes=["no", "yes"]), "leave classes out",
+    ),
     "another runtime": (lambda: fedsim.run("fedavg", domains(), model=Net, runtime="ray"), "are in this process"),
     "a row for images": (lambda: fedsim.run("ccst", domains(), model=Net), "images"),
     "one method as a text": (lambda: fedsim.sweep("fedavg", domains()), "methods is a list"),

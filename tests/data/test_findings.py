@@ -375,6 +375,17 @@ def test_a_level_that_is_neither_domain_nor_class(tmp_path, first, second, _, le
     alone = DataSettings(**{**data.model_dump(), "levels": levels.replace("*", "full" if "full" in second else
                          (second if levels.startswith("domain") else first)[0])})  # fmt: skip
     assert len(reader(alone, benchmark(alone)).labels("oslo")) == 2 * len(CLASSES)
+    # Domains and classes that the settings name are compared with the folders, and are split as without them.
+    named = data.model_copy(update={"domains": ["lyon", "oslo"], "classes": list(CLASSES)})
+    bench = benchmark(named)
+    assert [bench.environment(name) for name in ("lyon", "oslo")] == [1, 2]
+    elsewhere = named.model_copy(update={"domains": ["oslo", "kinshasa"]})  # on another site's machine
+    of_elsewhere = reader(elsewhere, benchmark(elsewhere))
+    with pytest.raises(UserError, match="no folder of the domain 'kinshasa'"):
+        of_elsewhere.labels("kinshasa")
+    save(shades(1), tmp_path / "data" / first[0] / second[0] / "unnamed" / "0.png")
+    with pytest.raises(UserError, match="unnamed"):
+        benchmark(named.model_copy(update={"domains": ["bern", "lyon", "oslo"]}))
 
 
 def test_a_folder_with_the_files_of_all_others_is_named(tmp_path):

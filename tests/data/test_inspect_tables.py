@@ -72,6 +72,22 @@ def test_a_folder_of_tables_and_an_npz_file_are_described(tmp_path):
     assert resolve(from_table(tomllib.loads(found.experiment))).data.shape == (2, 3)
 
 
+def test_what_is_given_is_in_the_printed_file_or_refused(tmp_path):
+    rows = "".join(f"{n / 4},{n % 2},{'ab'[n % 4 > 1]},{('train', 'test')[n % 3 > 1]}\n" for n in range(24))
+    (tmp_path / "t.csv").write_text(f"x,label,domain,part\n{rows}")
+    given = ["data.task=binary", "data.columns.split=part"]
+    data = tomllib.loads(inspect_table(tmp_path / "t.csv", given_in(given)).experiment)["data"]
+    assert (data["task"], data["columns"]["split"]) == ("binary", "part")
+    with pytest.raises(
+        UserError, match=r"data\.domains: the inspection of a table of numbers looks at all of its rows"
+    ):
+        inspect_table(tmp_path / "t.csv", given_in(["data.domains=['a']"]))
+    np.savez(tmp_path / "s.npz", x=np.arange(8.0).reshape(4, 2), label=[0, 1, 0, 1], domain=["p", "p", "q", "q"])
+    found = inspect_npz(tmp_path / "s.npz", given_in(["data.task=binary", "data.domains=['p', 'q']"]))
+    data = tomllib.loads(found.experiment)["data"]
+    assert (data["task"], data["domains"]) == ("binary", ["p", "q"])
+
+
 def test_rows_of_several_tables_have_the_numbers_of_their_files(tmp_path):
     """They were counted through all files, so that row 3 of the second one was called row 14."""
     for name in "ab":

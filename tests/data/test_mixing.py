@@ -51,6 +51,12 @@ def test_every_image_is_at_one_client_and_in_one_part(tree_settings, make_tree, 
     assert np.bincount(labels).tolist() == [80, 80]
 
 
+def test_clients_of_each_domain_may_share_it_by_dirichlet():
+    given = ["run.target=rot75", "data.clients.rot0=3", "data.partition=dirichlet", "data.alpha=0.3"]
+    plan = resolve(read_experiment("digits", given))
+    assert [name for name in plan.clients if name.startswith("rot0")] == ["rot0/0", "rot0/1", "rot0/2"]
+
+
 def test_shared_images_validate_once_and_masks_go_with_their_images():
     """The domains of digits have the same images: every client that has an image uses it for the same purpose."""
     data = DIGITS.model_copy(update={"mix": 0.4, "clients_per_domain": 2})

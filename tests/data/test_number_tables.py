@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from support import run_small
 from torch.utils.data import TensorDataset
 
 from fedsim.common.errors import UserError
@@ -14,8 +15,9 @@ from fedsim.data import arrays, benchmark, load_client, load_target
 from fedsim.data.feature_tables import read_table
 from fedsim.data.fingerprint import fingerprint, fingerprints
 from fedsim.data.reader import reader
+from fedsim.data.scaling import scale_rule
 from fedsim.data.shared_images import shared_images
-from fedsim.settings.experiment import from_table
+from fedsim.settings.experiment import from_table, read_experiment
 
 TABLE = """age,chol,cp,sick,hospital
 40,200,typical,no,a
@@ -49,6 +51,34 @@ def test_a_row_has_its_numbers_then_its_categories(tmp_path):
     assert labels.tolist() == [0, 1, 0]
     assert np.nan_to_num(reader(data, bench).images("b")[0])[1].tolist() == [51, 220, 0, 0, 0]
     assert load_target(data, "c", bench)[0].tolist() == [[61, 0, 0, 0, 1], [42, 230, 0, 1, 0]]
+
+
+def test_rows_of_categories_alone_are_not_standardized(tmp_path):
+    columns = {**COLUMNS, "features": ["cp"]}
+    data = table(tmp_path, columns=columns)
+    bench = benchmark(data)
+    assert (bench.numeric, scale_rule(data, bench)) == (0, "none")
+    given = [
+        "data.dataset=arrays", f"data.root={data.root}", "run.target=c", f"run.output={tmp_path}", "train.rounds=1",
+        "data.columns={label='sick', domain='hospital', features=['cp'], categories=['cp']}", "data.holdout=0.34",
+        "model.backbone=linear",
+    ]  # fmt: skip
+    (tmp_path / "t.csv").write_text(TABLE + TABLE.partition("\n")[2])  # a client needs two training rows
+    folder, _ = run_small(read_experiment("digits", given))
+    assert np.isfinite(pd.read_csv(folder / "rounds.csv")["target_loss"]).all()
+
+
+def test_labels_in_a_unit_too_large_are_refused(tmp_path):
+    """Errors of 1e-10 farad would all be equal, because scores are compared to nine decimals."""
+    text = "x,label,domain\n" + "".join(f"{n},{n + 1}e-11,{'ab'[n % 2]}\n" for n in range(8))
+    labelled = table(tmp_path, text, "a", task="regression", columns={})
+    with pytest.raises(
+        UserError, match=r"the largest label is [78]e-11, and errors are compared to nine decimals; write"
+    ):
+        reader(labelled, benchmark(labelled))
+    text = text.replace("e-11", "")
+    labelled = table(tmp_path, text, "a", task="regression", columns={})
+    assert reader(labelled, benchmark(labelled)).masks("b").tolist() == [[2], [4], [6], [8]]
 
 
 def test_missing_values_are_named_marked_or_left_out(tmp_path):
